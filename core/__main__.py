@@ -1,0 +1,5 @@
+"""``python -m hoptrace``."""
+
+from hoptrace.cli import main
+
+main()
