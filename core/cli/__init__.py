@@ -49,9 +49,7 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(verb, line) for verb, (_, line) in _VERBS.items()])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
         if args and args[0] not in _VERBS and not args[0].startswith("-"):
@@ -64,7 +62,8 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 done, 1 a gate failed, 2 wrong use, 3 bad input, 4 environment. `hoptrace COMMAND --help` has examples.",
+    epilog="Exit codes: 0 done, 1 a gate failed, 2 wrong use, 3 bad input, 4 environment. "
+    "`hoptrace COMMAND --help` has examples.",
 )
 @click.version_option(package_name="hoptrace", prog_name="hoptrace")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
