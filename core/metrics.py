@@ -1,0 +1,223 @@
+"""What the latency and throughput metrics mean: formula, unit, words and SQL in one place, and the same figures by Polars.
+
+Three rules hold for all of them.
+
+* A *finished* request has ``finish_ns`` and no ``error``. Failed and unfinished ones are counted, never averaged in.
+* Percentiles interpolate linearly between the two closest ranks (Hyndman and Fan's type 7: numpy's default, DuckDB's
+  ``quantile_cont``); results are rounded to whole nanoseconds, halves up.
+* Tokens are read at one vantage per request (client before proxy before engine), so nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import polars as pl
+
+from hoptrace.metrics_sql import METRICS, Metric
+from hoptrace.reader import Trace
+
+__all__ = ["METRICS", "Metric", "Stat", "Summary", "emissions", "itl_ns", "one_vantage", "request_metrics", "stat", "summary"]
+
+_RANK = {"client": 0, "proxy": 1, "engine": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A distribution in five figures, in ns; all but ``n`` are null where there is no value at all."""
+
+    n: int
+    mean_ns: int | None
+    p50_ns: int | None
+    p95_ns: int | None
+    p99_ns: int | None
+
+    def as_dict(self) -> dict[str, int | None]:
+        return {"n": self.n, "mean_ns": self.mean_ns, "p50_ns": self.p50_ns, "p95_ns": self.p95_ns, "p99_ns": self.p99_ns}
+
+
+class Summary(dict[str, Stat]):
+    """``Stat`` by name (ttft, visible_ttft, itl, tpot, e2e, queue), and the counts and rates of the whole trace as attributes.
+
+    ``duration_ns`` runs from the first arrival to the last finish among finished requests; rates are null where it is not
+    positive.
+    """
+
+    finished: int = 0
+    failed: int = 0
+    unfinished: int = 0
+    duration_ns: int | None = None
+    output_tokens: int | None = None
+    output_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+
+    @property
+    def requests(self) -> int:
+        """All requests, whatever became of them."""
+        return self.finished + self.failed + self.unfinished
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {
+            "requests": self.requests,
+            "finished": self.finished,
+            "failed": self.failed,
+            "unfinished": self.unfinished,
+            "duration_ns": self.duration_ns,
+            "output_tokens": self.output_tokens,
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "requests_per_s": self.requests_per_s,
+            **{name: s.as_dict() for name, s in self.items()},
+        }
+
+
+def request_metrics(trace: Trace) -> pl.DataFrame:
+    """One row per finished request, sorted by ``request``; a column is null where a time it needs is unknown.
+
+    Columns (ns and tokens): request, arrival_ns, finish_ns, ttft_ns, visible_ttft_ns, e2e_ns, tpot_ns, queue_ns,
+    prompt_tokens, output_tokens, cached_tokens.
+
+    ``scheduled_ns`` is the request's own or, where null, its first stay's; ``cached_tokens`` is what the first stay that knows
+    it found.
+    """
+    stays = (
+        trace.table("stages")
+        .sort("request", "attempt", "stage", "sequence", nulls_last=False)
+        .group_by("request")
+        .agg(pl.col("scheduled_ns").min().alias("stay_scheduled_ns"), pl.col("cached_tokens").drop_nulls().first())
+    )
+    scheduled = pl.coalesce("scheduled_ns", "stay_scheduled_ns")
+    gaps = pl.col("output_tokens") - 1
+    tpot = (pl.col("last_token_ns") - pl.col("first_token_ns")) / gaps
+    return (
+        _finished(trace.table("requests"))
+        .join(stays, on="request", how="left")
+        .select(
+            "request",
+            "arrival_ns",
+            "finish_ns",
+            (pl.col("first_token_ns") - pl.col("arrival_ns")).alias("ttft_ns"),
+            (pl.col("first_visible_ns") - pl.col("arrival_ns")).alias("visible_ttft_ns"),
+            (pl.col("finish_ns") - pl.col("arrival_ns")).alias("e2e_ns"),
+            pl.when(gaps > 0).then((tpot + 0.5).floor()).cast(pl.Int64).alias("tpot_ns"),
+            (scheduled - pl.coalesce("queued_ns", "received_ns", "arrival_ns")).alias("queue_ns"),
+            "prompt_tokens",
+            "output_tokens",
+            "cached_tokens",
+        )
+        .sort("request")
+        .collect()
+    )
+
+
+def one_vantage(tokens: pl.LazyFrame) -> pl.LazyFrame:
+    """The rows of ``tokens`` of each request's best vantage: client, else proxy, else engine, else unnamed."""
+    rank = pl.col("vantage").replace_strict(_RANK, default=3, return_dtype=pl.Int8)
+    return tokens.filter(rank == rank.min().over("request"))
+
+
+def emissions(trace: Trace) -> pl.DataFrame:
+    """What arrived in one read, one row per read of a finished request: request, sequence, index, time_ns, count, gap_ns,
+    coalesced.
+
+    Emissions marked ``coalesced`` came in one read with the one before: they are joined to it, since the gap between them is the
+    network's and not the server's. ``count`` is null where it is neither given nor told by the next emission's index.
+    ``gap_ns`` is the time since the read before, null for the first; over a request the gaps add up to its decode time, last
+    token − first token.
+    """
+    key = ["request", "sequence"]
+    joined = pl.col("coalesced").fill_null(False)
+    frame = (
+        one_vantage(trace.table("tokens").join(_finished(trace.table("requests")).select("request"), on="request", how="semi"))
+        .with_columns(pl.col("sequence").fill_null(0))
+        .sort(*key, "index")
+        .with_columns(
+            pl.coalesce("count", pl.col("index").shift(-1).over(key) - pl.col("index")).alias("count"),
+            (~joined).cast(pl.Int64).cum_sum().over(key).alias("read"),
+        )
+        .group_by(*key, "read", maintain_order=True)
+        .agg(
+            pl.col("index").first(),
+            pl.col("time_ns").min().alias("begin_ns"),
+            pl.col("time_ns").max(),
+            pl.when(pl.col("count").is_null().any()).then(None).otherwise(pl.col("count").sum()).alias("count"),
+            (pl.len() > 1).alias("coalesced"),
+        )
+        # The first read is timed by its first token (that is TTFT), the others by their last, so that the gaps add up.
+        .with_columns(
+            pl.when(pl.col("read") == pl.col("read").min().over(key)).then("begin_ns").otherwise("time_ns").alias("time_ns")
+        )
+        .with_columns((pl.col("time_ns") - pl.col("time_ns").shift(1).over(key)).alias("gap_ns"))
+    )
+    return frame.select(*key, "index", "time_ns", "count", "gap_ns", "coalesced").collect()
+
+
+def itl_ns(trace: Trace) -> pl.DataFrame:
+    """Inter-token latency, one row per token after the first read: request, sequence, index, itl_ns, coalesced.
+
+    A token's ITL is the gap of its emission ÷ the emission's count, in whole ns such that they add up to the gap exactly:
+    chunks of 1, 4, 2 and 5 tokens give 11 values whose sum is the decode time. Tokens of the first read have no gap, emissions
+    of unknown count no ITL; neither is in the result.
+    """
+    reads = emissions(trace).lazy().filter(pl.col("gap_ns").is_not_null() & (pl.col("count") > 0))
+    return (
+        reads.with_columns(pl.int_ranges(0, pl.col("count")).alias("j"))
+        .explode("j")
+        .select(
+            "request",
+            "sequence",
+            (pl.col("index") + pl.col("j")).alias("index"),
+            (pl.col("gap_ns") * (pl.col("j") + 1) // pl.col("count") - pl.col("gap_ns") * pl.col("j") // pl.col("count")).alias(
+                "itl_ns"
+            ),
+            "coalesced",
+        )
+        .collect()
+    )
+
+
+def stat(values: pl.Series) -> Stat:
+    """The five figures of a series of ns; nulls are left out."""
+    x = values.drop_nulls()
+    n = x.len()
+    if n == 0:
+        return Stat(0, None, None, None, None)
+    mean = x.mean()
+    return Stat(n, _ns(mean), *(_ns(x.quantile(q, interpolation="linear")) for q in (0.5, 0.95, 0.99)))
+
+
+def summary(trace: Trace) -> Summary:
+    """The trace's latency distributions, counts and rates; see :class:`Summary`."""
+    per_request = request_metrics(trace)
+    result = Summary()
+    result["ttft"] = stat(per_request["ttft_ns"])
+    result["visible_ttft"] = stat(per_request["visible_ttft_ns"])
+    result["itl"] = stat(itl_ns(trace)["itl_ns"])
+    result["tpot"] = stat(per_request["tpot_ns"])
+    result["e2e"] = stat(per_request["e2e_ns"])
+    result["queue"] = stat(per_request["queue_ns"])
+    states = trace.table("requests").select("finish_ns", "error").collect()
+    result.failed = int(states["error"].is_not_null().sum())
+    result.finished = per_request.height
+    result.unfinished = states.height - result.failed - result.finished
+    if per_request.height:
+        first, last = per_request["arrival_ns"].min(), per_request["finish_ns"].max()
+        assert isinstance(first, int) and isinstance(last, int)
+        result.duration_ns = last - first
+        known = per_request["output_tokens"].null_count() == 0
+        result.output_tokens = int(per_request["output_tokens"].sum()) if known else None
+        if result.duration_ns > 0:
+            result.requests_per_s = per_request.height * 1e9 / result.duration_ns
+            if result.output_tokens is not None:
+                result.output_tokens_per_s = result.output_tokens * 1e9 / result.duration_ns
+    return result
+
+
+def _finished(requests: pl.LazyFrame) -> pl.LazyFrame:
+    return requests.filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
+
+
+def _ns(value: object) -> int:
+    assert isinstance(value, int | float)
+    return math.floor(value + 0.5)

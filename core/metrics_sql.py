@@ -1,0 +1,170 @@
+"""The metrics' definitions as `hoptrace explain` prints them: formula, unit, words, and a DuckDB query over the tables.
+
+A test holds each query equal to what :mod:`hoptrace.metrics` computes with Polars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["METRICS", "Metric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. ``sql`` is one query over the trace's tables (``hoptrace sql T.trace "…"``): for a latency it gives n,
+    mean_ns, p50_ns, p95_ns, p99_ns; for a rate or a count one column named ``value``."""
+
+    name: str
+    title: str
+    unit: str
+    formula: str
+    doc: str
+    sql: str
+
+
+_FINISHED = "finish_ns IS NOT NULL AND error IS NULL"
+_STAT = """\
+SELECT count(v) AS n,
+       floor(avg(v) + 0.5)::BIGINT AS mean_ns,
+       floor(quantile_cont(v, 0.50) + 0.5)::BIGINT AS p50_ns,
+       floor(quantile_cont(v, 0.95) + 0.5)::BIGINT AS p95_ns,
+       floor(quantile_cont(v, 0.99) + 0.5)::BIGINT AS p99_ns
+FROM """
+
+
+def _per_request(expression: str, where: str = "") -> str:
+    return f"{_STAT}(\n  SELECT {expression} AS v\n  FROM requests\n  WHERE {_FINISHED}{where}\n)"
+
+
+_QUEUE = f"""{_STAT}(
+  SELECT coalesce(r.scheduled_ns, s.scheduled_ns) - coalesce(r.queued_ns, r.received_ns, r.arrival_ns) AS v
+  FROM requests r
+  LEFT JOIN (SELECT request, min(scheduled_ns) AS scheduled_ns FROM stages GROUP BY request) s USING (request)
+  WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
+)"""
+
+_ITL = f"""\
+WITH seen AS (  -- one vantage per request
+  SELECT t.request, coalesce(t.sequence, 0) AS sequence, t.index, t.time_ns, t.count, coalesce(t.coalesced, false) AS coalesced
+  FROM tokens t JOIN requests r USING (request)
+  WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
+  QUALIFY coalesce(list_position(['client', 'proxy', 'engine'], t.vantage), 4)
+        = min(coalesce(list_position(['client', 'proxy', 'engine'], t.vantage), 4)) OVER (PARTITION BY t.request)
+), numbered AS (  -- emissions that came in one read belong together
+  SELECT *, coalesce(count, lead(index) OVER w - index) AS n,
+         sum(CASE WHEN coalesced THEN 0 ELSE 1 END) OVER (w ROWS UNBOUNDED PRECEDING) AS read
+  FROM seen WINDOW w AS (PARTITION BY request, sequence ORDER BY index)
+), reads AS (
+  SELECT request, sequence, read, min(time_ns) AS begin_ns, max(time_ns) AS time_ns,
+         CASE WHEN count(n) = count(*) THEN sum(n)::BIGINT END AS n
+  FROM numbered GROUP BY request, sequence, read
+), timed AS (
+  SELECT request, sequence, read, n,
+         CASE WHEN read = min(read) OVER (PARTITION BY request, sequence) THEN begin_ns ELSE time_ns END AS time_ns
+  FROM reads
+), gaps AS (
+  SELECT n, time_ns - lag(time_ns) OVER (PARTITION BY request, sequence ORDER BY read) AS gap_ns FROM timed
+), each AS (
+  SELECT gap_ns, n, unnest(range(n)) AS j FROM gaps WHERE gap_ns IS NOT NULL AND n > 0
+)
+{_STAT}(SELECT gap_ns * (j + 1) // n - gap_ns * j // n AS v FROM each)"""
+
+_RATE = "(max(finish_ns) - min(arrival_ns))"
+
+METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric(
+            "ttft",
+            "Time to first token (TTFT)",
+            "ns",
+            "first_token_ns − arrival_ns",
+            "From arrival to the first generated token of any kind, reasoning included. Arrival is the earliest of intended, "
+            "sent and "
+            "received, so a load generator that falls behind does not hide the wait (coordinated omission).",
+            _per_request("first_token_ns - arrival_ns"),
+        ),
+        Metric(
+            "visible_ttft",
+            "Time to first visible token",
+            "ns",
+            "first_visible_ns − arrival_ns",
+            "From arrival to the first token that a user sees: reasoning does not count. Equal to TTFT for a model that does "
+            "not reason.",
+            _per_request("first_visible_ns - arrival_ns"),
+        ),
+        Metric(
+            "itl",
+            "Inter-token latency (ITL)",
+            "ns",
+            "gap since the emission before ÷ tokens in the emission, one value per token after the first",
+            "An emission may hold several tokens (a chunk, accepted drafts): its gap is shared out evenly among them, so a "
+            "request's ITLs add "
+            "up to its decode time. Emissions that came in one read count as one, since the gap between them is the "
+            "network's. Read at one "
+            "vantage per request: client, else proxy, else engine.",
+            _ITL,
+        ),
+        Metric(
+            "tpot",
+            "Time per output token (TPOT)",
+            "ns",
+            "(last_token_ns − first_token_ns) ÷ (output_tokens − 1)",
+            "A request's mean time per token after the first; one value per request, null under two tokens. Long answers "
+            "weigh as much as "
+            "short ones, unlike in ITL.",
+            _per_request("floor((last_token_ns - first_token_ns) / (output_tokens - 1) + 0.5)", " AND output_tokens > 1"),
+        ),
+        Metric(
+            "e2e",
+            "End-to-end latency",
+            "ns",
+            "finish_ns − arrival_ns",
+            "From arrival to the end of the request as seen from outside.",
+            _per_request("finish_ns - arrival_ns"),
+        ),
+        Metric(
+            "queue",
+            "Queueing time",
+            "ns",
+            "scheduled_ns − (queued_ns, else received_ns, else arrival_ns)",
+            "From the request's entry into the server's queue, as far as that was seen, to the engine's first work on it.",
+            _QUEUE,
+        ),
+        Metric(
+            "output_tokens_per_s",
+            "Output throughput",
+            "tokens/s",
+            "Σ output_tokens ÷ (last finish_ns − first arrival_ns), over finished requests",
+            "Includes the ramp at both ends; null if the length of any finished request is unknown.",
+            f"SELECT CASE WHEN count(output_tokens) = count(*) THEN sum(output_tokens) END * 1e9 / nullif({_RATE}, 0) AS value\n"
+            f"FROM requests\nWHERE {_FINISHED}",
+        ),
+        Metric(
+            "requests_per_s",
+            "Request throughput",
+            "requests/s",
+            "finished requests ÷ (last finish_ns − first arrival_ns)",
+            "Includes the ramp at both ends.",
+            f"SELECT count(*) * 1e9 / nullif({_RATE}, 0) AS value\nFROM requests\nWHERE {_FINISHED}",
+        ),
+        Metric(
+            "failed",
+            "Failed requests",
+            "requests",
+            "requests whose error is not null",
+            "They are in no average.",
+            "SELECT count(*) AS value\nFROM requests\nWHERE error IS NOT NULL",
+        ),
+        Metric(
+            "unfinished",
+            "Unfinished requests",
+            "requests",
+            "requests without finish_ns and without error",
+            "Still running when the trace ended. They are in no average, which flatters a server that is falling behind: "
+            "watch this number.",
+            "SELECT count(*) AS value\nFROM requests\nWHERE finish_ns IS NULL AND error IS NULL",
+        ),
+    )
+}
