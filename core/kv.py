@@ -1,0 +1,132 @@
+"""KV bytes per token, weight bytes, and what each step reads and writes of the device's own memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import polars as pl
+
+from hoptrace.errors import InputError
+from hoptrace.manifest import Server
+
+__all__ = ["DTYPE_BYTES", "KvGeometry", "dtype_bytes", "geometry", "step_bytes"]
+
+DTYPE_BYTES: dict[str, Fraction] = {
+    "f32": Fraction(4),
+    "float32": Fraction(4),
+    "f16": Fraction(2),
+    "fp16": Fraction(2),
+    "float16": Fraction(2),
+    "half": Fraction(2),
+    "bf16": Fraction(2),
+    "bfloat16": Fraction(2),
+    "fp8": Fraction(1),
+    "fp8_e4m3": Fraction(1),
+    "fp8_e5m2": Fraction(1),
+    "int8": Fraction(1),
+    # llama.cpp: bytes of a block of 32 elements, scale (and minimum) included; ggml's block_q*_* structures.
+    "q8_0": Fraction(34, 32),
+    "q8_1": Fraction(36, 32),
+    "q5_0": Fraction(22, 32),
+    "q5_1": Fraction(24, 32),
+    "q4_0": Fraction(18, 32),
+    "q4_1": Fraction(20, 32),
+    "iq4_nl": Fraction(18, 32),
+}
+
+
+def dtype_bytes(name: str) -> tuple[Fraction, Fraction]:
+    """Bytes per element of K and of V. ``name`` is one type (`f16`) or K's and V's apart (`q8_0/f16`).
+
+    Raises:
+        InputError: a type that is not in the table.
+    """
+    parts = name.lower().split("/")
+    try:
+        sizes = [DTYPE_BYTES[p.strip()] for p in parts]
+    except KeyError as e:
+        raise InputError(f"The KV type {e.args[0]!r} is unknown.", hint=f"Known types: {', '.join(DTYPE_BYTES)}.") from None
+    if len(sizes) > 2:
+        raise InputError(f"The KV type {name!r} names more than K and V.")
+    return sizes[0], sizes[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """How a model keeps its KV cache.
+
+    ``tp`` ranks hold ``kv_heads`` between them; a rank holds at least one head, so with more ranks than heads they are copied.
+    ``latent_size`` is set for latent attention (MLA): one vector of that many elements a layer, whole on every rank.
+    """
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: str = "f16"
+    tp: int = 1
+    latent_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.kv_heads, self.head_size, self.tp) < 1 or (self.latent_size or 1) < 1:
+            raise InputError(f"A KV geometry needs positive sizes: {self}.")
+        dtype_bytes(self.dtype)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's KV over all layers and ranks: 2 × layers × heads held × head size × bytes per element."""
+        k, v = dtype_bytes(self.dtype)
+        if self.latent_size is not None:
+            total = k * self.layers * self.latent_size * self.tp
+        else:
+            held = -(-self.kv_heads // self.tp) * self.tp
+            total = (k + v) * self.layers * held * self.head_size
+        return -(-total.numerator // total.denominator)
+
+    @property
+    def amplification(self) -> Fraction:
+        """Bytes held ÷ bytes of one copy (Qwen3-235B with 4 KV heads on 8 ranks: 2)."""
+        if self.latent_size is not None:
+            return Fraction(self.tp)
+        return Fraction(-(-self.kv_heads // self.tp) * self.tp, self.kv_heads)
+
+
+def geometry(server: Server) -> KvGeometry | None:
+    """The geometry of a manifest's server, or None where the manifest does not tell it whole or its KV type is unknown."""
+    if not server.layers or not server.kv_heads or not server.head_size or not server.kv_dtype:
+        return None
+    tp = server.config.get("tensor_parallel_size")
+    latent = server.config.get("kv_lora_latent_size")
+    try:
+        return KvGeometry(
+            layers=server.layers,
+            kv_heads=server.kv_heads,
+            head_size=server.head_size,
+            dtype=server.kv_dtype,
+            tp=tp if isinstance(tp, int) and tp > 0 else 1,
+            latent_size=latent if isinstance(latent, int) and latent > 0 else None,
+        )
+    except InputError:
+        return None
+
+
+def step_bytes(steps: pl.DataFrame, server: Server) -> pl.DataFrame:
+    """``steps`` with weight_bytes, kv_read_bytes and kv_write_bytes filled from the server's geometry; what a row has is kept.
+
+    *Weights* are read once per pass over the model; a step of more tokens than the physical batch (llama.cpp's ``n_ubatch``,
+    where the manifest's ``config`` has it) is several passes. *KV read* counts every position of every sequence in the step
+    once (context and the step's own tokens): a lower bound, since an attention kernel may read a tile again. *KV written* is
+    one position per token computed. A column is null where the geometry or the step's composition is unknown.
+    """
+    g = geometry(server)
+    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    positions = pl.col("prefill_context_tokens") + pl.col("decode_context_tokens") + tokens
+    none = pl.lit(None, dtype=pl.Int64)
+    ubatch = server.config.get("n_ubatch")
+    passes = (tokens + ubatch - 1) // ubatch if isinstance(ubatch, int) and ubatch > 0 else (tokens > 0).cast(pl.Int64)
+    per_token = None if g is None else g.bytes_per_token
+    return steps.with_columns(
+        pl.coalesce("weight_bytes", none if server.weight_bytes is None else passes * server.weight_bytes).alias("weight_bytes"),
+        pl.coalesce("kv_read_bytes", none if per_token is None else positions * per_token).alias("kv_read_bytes"),
+        pl.coalesce("kv_write_bytes", none if per_token is None else tokens * per_token).alias("kv_write_bytes"),
+    )

@@ -1,0 +1,323 @@
+"""What one step of an engine costs, given what is in it: fitted to recorded steps, from a roofline, or fixed by hand.
+
+All costs are integers: coefficients in whole picoseconds per unit, results in whole nanoseconds, so that a replay gives the
+same rows on every machine. :mod:`hoptrace.stepcost_kernel` has the same arithmetic for numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from hoptrace.errors import InputError
+from hoptrace.kv import geometry
+from hoptrace.manifest import Server
+
+__all__ = ["FEATURES", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "outside", "roofline"]
+
+FEATURES = (
+    "step",
+    "any_prefill",
+    "any_decode",
+    "prefill_tokens",
+    "prefill_context_tokens",
+    "prefill_attention",
+    "decode_requests",
+    "decode_context_tokens",
+)
+UNITS: dict[str, str] = {
+    "step": "ps per step",
+    "any_prefill": "ps per step with prefill",
+    "any_decode": "ps per step with decode",
+    "prefill_tokens": "ps per prompt token computed",
+    "prefill_context_tokens": "ps per token of context before a chunk",
+    # Attention costs less than a picosecond per token² on a large GPU, hence the thousand.
+    "prefill_attention": "ps per 1000 token² of Σ tokens × (context + tokens ÷ 2)",
+    "decode_requests": "ps per decoding request",
+    "decode_context_tokens": "ps per token of the decoders' context",
+}
+_N = len(FEATURES)
+_ATTENTION = FEATURES.index("prefill_attention")
+_COMPOSITION = ("prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens")
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """A step cost: ``max(Σ coefficients × features, Σ compute × features)``, the second sum empty unless it is a roofline.
+
+    Attributes:
+        coefficients_ps: whole picoseconds by feature (:data:`UNITS`); missing is 0; never negative.
+        origin: fitted, roofline, fixed or table.
+        compute_ps: the roofline's compute side, likewise; empty for the others.
+        domain: smallest and largest value seen of each feature while fitting.
+        error: what cross-validation measured (see :func:`fit`); empty where there was nothing to measure against.
+        covariance_ps2: covariance of the coefficients, in the order of FEATURES; null where unknown.
+        notes: what a reader has to know, in sentences (features dropped, steps left out).
+    """
+
+    coefficients_ps: dict[str, int]
+    origin: str
+    compute_ps: dict[str, int] = field(default_factory=dict)
+    domain: dict[str, tuple[int, int]] = field(default_factory=dict)
+    error: dict[str, Any] = field(default_factory=dict)
+    covariance_ps2: tuple[tuple[float, ...], ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (*self.coefficients_ps.items(), *self.compute_ps.items()):
+            if name not in FEATURES:
+                raise InputError(f"A step cost has no feature {name!r}.", hint=f"Features: {', '.join(FEATURES)}.")
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InputError(f"The step cost's {name} is {value!r}: a coefficient is whole picoseconds, 0 or more.")
+
+    @property
+    def kind(self) -> int:
+        """0 linear, 1 roofline: the ``kind`` of ``stepcost_kernel``."""
+        return 1 if self.compute_ps else 0
+
+    def as_vector(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """int64[16] for the kernel: the coefficients in the order of FEATURES, then the compute side."""
+        values = [self.coefficients_ps.get(f, 0) for f in FEATURES] + [self.compute_ps.get(f, 0) for f in FEATURES]
+        return np.array(values, dtype=np.int64)
+
+    def cost_ns(
+        self,
+        *,
+        prefill_tokens: int = 0,
+        prefill_context_tokens: int = 0,
+        prefill_requests: int | None = None,
+        decode_requests: int = 0,
+        decode_context_tokens: int = 0,
+    ) -> int:
+        """Cost of one step in ns. ``prefill_requests`` is taken as 1 where it is not given; a step without work costs 0."""
+        if prefill_requests is None:
+            prefill_requests = 1 if prefill_tokens else 0
+        row = _features(*(np.array([v], dtype=np.int64) for v in (
+            prefill_requests, prefill_tokens, prefill_context_tokens, decode_requests, decode_context_tokens,
+        )))  # fmt: skip
+        return int(self._cost(row)[0])
+
+    def cost_ns_array(self, steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Cost of each row of ``steps`` in ns (int64[n]). InputError if the composition of a step is unknown."""
+        return self._cost(features_array(steps))
+
+    def _cost(self, features: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        v = self.as_vector()
+        ps = _side(v[:_N], features)
+        if self.compute_ps:
+            ps = np.maximum(ps, _side(v[_N:], features))
+        return (ps + 500) // 1000
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest and for TOML; :meth:`from_dict` gives the equal cost back."""
+        d: dict[str, Any] = {"origin": self.origin, "coefficients_ps": dict(self.coefficients_ps)}
+        if self.compute_ps:
+            d["compute_ps"] = dict(self.compute_ps)
+        if self.domain:
+            d["domain"] = {k: list(v) for k, v in self.domain.items()}
+        if self.error:
+            d["error"] = self.error
+        if self.covariance_ps2 is not None:
+            d["covariance_ps2"] = [list(r) for r in self.covariance_ps2]
+        if self.notes:
+            d["notes"] = list(self.notes)
+        return d
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> StepCost:
+        """The reverse of :meth:`to_dict`. InputError names what is missing or wrong."""
+        try:
+            cov = d.get("covariance_ps2")
+            return cls(
+                coefficients_ps=dict(d["coefficients_ps"]),
+                origin=str(d["origin"]),
+                compute_ps=dict(d.get("compute_ps", {})),
+                domain={str(k): (int(v[0]), int(v[1])) for k, v in d.get("domain", {}).items()},
+                error=dict(d.get("error", {})),
+                covariance_ps2=None if cov is None else tuple(tuple(float(x) for x in r) for r in cov),
+                notes=tuple(str(n) for n in d.get("notes", ())),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise InputError(f"The step cost cannot be read: {type(e).__name__} {e}.") from None
+
+
+def features_array(steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64[n, 8]: the features of each step in the order of FEATURES, from its composition.
+
+    InputError if a composition column holds nulls; ``prefill_requests`` alone may be null (then one prefill is taken).
+    """
+    unknown = [c for c in _COMPOSITION if c not in steps.columns or steps[c].null_count()]
+    if unknown:
+        raise InputError(f"Some steps do not say their {', '.join(unknown)}.", hint="Leave out the rows where these are null.")
+    tokens = steps["prefill_tokens"]
+    one = (tokens > 0).cast(pl.Int64)
+    requests = steps["prefill_requests"].fill_null(one) if "prefill_requests" in steps.columns else one
+    return _features(*(s.cast(pl.Int64).to_numpy() for s in (
+        requests, tokens, steps["prefill_context_tokens"], steps["decode_requests"], steps["decode_context_tokens"],
+    )))  # fmt: skip
+
+
+def fit(steps: pl.DataFrame) -> StepCost:
+    """Fit a step cost to recorded steps: non-negative, robust, and right in the mean.
+
+    Least squares of the relative error finds outliers (stalls of the machine), which are left out; what is kept is fitted again
+    and scaled so that predicted and observed time are equal in sum. Features that the data cannot tell apart, or that do not
+    lessen the cross-validated error, are dropped, with a note.
+
+    ``error`` holds what five-fold cross-validation over contiguous blocks of steps measured on all usable steps: ``n``;
+    ``p50``, ``p90``, ``p95``, ``p99`` of |predicted − observed| ÷ observed; ``bias`` = Σ predicted ÷ Σ observed − 1; ``sd`` of
+    the relative residual and ``left_out`` (steps) and ``left_out_time`` (share) of the trimming; ``by_kind``: n, p50, p95 and
+    bias for decode, prefill and mixed.
+
+    Args:
+        steps: rows of the table `steps` with known start, end and composition; others are left out.
+
+    Raises:
+        InputError: fewer than 20 usable steps.
+    """
+    from hoptrace.stepcost_fit import fit_steps
+
+    return fit_steps(steps)
+
+
+def fixed(
+    *,
+    step_ns: float = 0,
+    any_prefill_ns: float = 0,
+    any_decode_ns: float = 0,
+    prefill_token_ns: float = 0,
+    prefill_context_token_ns: float = 0,
+    prefill_attention_ns: float = 0,
+    decode_request_ns: float = 0,
+    decode_context_token_ns: float = 0,
+) -> StepCost:
+    """A cost set by hand, in ns per unit (``prefill_attention_ns`` per 1000 token²), rounded to whole picoseconds."""
+    values = (
+        step_ns, any_prefill_ns, any_decode_ns, prefill_token_ns, prefill_context_token_ns, prefill_attention_ns,
+        decode_request_ns, decode_context_token_ns,
+    )  # fmt: skip
+    return StepCost({f: round(v * 1000) for f, v in zip(FEATURES, values, strict=True) if v}, "fixed")
+
+
+def roofline(server: Server, platform: Mapping[str, Any]) -> StepCost:
+    """The least time that the platform's arithmetic and memory allow a step: the larger of the two, plus a constant overhead.
+
+    Arithmetic: 2 × parameters FLOP per token, and 4 × layers × heads × head size per pair of positions in attention (QKᵀ and
+    its product with V). Memory: all weights once, the KV of every context position once, the KV of each new token once.
+
+    Args:
+        server: needs parameters, weight_bytes and the KV geometry.
+        platform: ``flops_per_s`` and ``memory_bytes_per_s`` (attainable: peak × efficiency), and ``step_overhead_ns`` (0 if
+        missing).
+
+    Raises:
+        InputError: something is missing; says what.
+    """
+    g = geometry(server)
+    needed = ("parameters", "weight_bytes", "layers", "heads", "kv_heads", "head_size", "kv_dtype")
+    missing = [n for n in needed if not getattr(server, n)]
+    missing += [n for n in ("flops_per_s", "memory_bytes_per_s") if not float(platform.get(n) or 0) > 0]
+    if missing or g is None:
+        raise InputError(
+            f"A roofline for server {server.name!r} needs {', '.join(missing) or 'a known kv_dtype'}.",
+            hint="Name the model's file at attach, use the cost model `fitted`, or write the values into the trace's manifest.",
+        )
+    assert server.parameters and server.weight_bytes and server.layers and server.heads and server.head_size
+    flop_ps = 1e12 / float(platform["flops_per_s"])
+    byte_ps = 1e12 / float(platform["memory_bytes_per_s"])
+    overhead_ps = float(platform.get("step_overhead_ns") or 0) * 1000
+    token = 2 * server.parameters * flop_ps
+    pair = 4 * server.layers * server.heads * server.head_size * flop_ps
+    kv = g.bytes_per_token * byte_ps
+    memory = {
+        "step": server.weight_bytes * byte_ps + overhead_ps,
+        "prefill_tokens": kv,
+        "prefill_context_tokens": kv,
+        "decode_requests": kv,
+        "decode_context_tokens": kv,
+    }
+    compute = {
+        "step": overhead_ps,
+        "prefill_tokens": token,
+        "prefill_attention": pair * 1000,
+        "decode_requests": token,
+        "decode_context_tokens": pair,
+    }
+    return StepCost(
+        {k: round(v) for k, v in memory.items()},
+        "roofline",
+        compute_ps={k: round(v) for k, v in compute.items()},
+        notes=("A lower bound from peak rates; not measured.",),
+    )
+
+
+def outside(domain: Mapping[str, tuple[int, int]], features: Mapping[str, int | tuple[int, int]]) -> list[str]:
+    """Where a what-if leaves what was seen: one sentence per feature of ``features`` (a value or a range) beyond ``domain``."""
+    warnings = []
+    for name in FEATURES:
+        if name not in domain or name not in features:
+            continue
+        value = features[name]
+        low, high = value if isinstance(value, tuple) else (value, value)
+        seen_low, seen_high = domain[name]
+        if low < seen_low or high > seen_high:
+            asked = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            warnings.append(f"{name} of {asked} was asked for, {seen_low:,} to {seen_high:,} was seen: extrapolated.")
+    return warnings
+
+
+def interference(cost: StepCost, steps: pl.DataFrame) -> pl.DataFrame:
+    """What the phases of mixed steps cost each other, one row per row of ``steps``, in order.
+
+    ``on_decode_ns`` = cost of the step − its cost without the prefill: what a decoder would not have paid. ``on_prefill_ns``
+    likewise, without the decoders. Both lie in [0, duration of the step] and are 0 where the step is not mixed. ``…_se_ns`` is
+    the standard error from the cost's covariance, null where it has none. The split is modelled, not observed.
+    """
+    full = features_array(steps)
+    mixed = (full[:, 3] > 0) & (full[:, 6] > 0)
+    duration = (steps["end_ns"] - steps["start_ns"]).to_numpy()
+    columns: dict[str, pl.Series] = {}
+    for name, gone in (("on_decode", (1, 3, 4, 5)), ("on_prefill", (2, 6, 7))):
+        alone = full.copy()
+        alone[:, gone] = 0
+        saved = np.where(mixed, np.clip(cost._cost(full) - cost._cost(alone), 0, np.maximum(duration, 0)), 0)
+        columns[f"{name}_ns"] = pl.Series(saved, dtype=pl.Int64)
+        if cost.covariance_ps2 is None:
+            columns[f"{name}_se_ns"] = pl.Series([None] * steps.height, dtype=pl.Float64)
+        else:
+            d = (full - alone).astype(np.float64)
+            d[:, _ATTENTION] /= 1000
+            variance = np.einsum("ij,jk,ik->i", d, np.array(cost.covariance_ps2), d)
+            columns[f"{name}_se_ns"] = pl.Series(np.where(mixed, np.sqrt(np.maximum(variance, 0)) / 1000, 0.0))
+    return pl.DataFrame(columns)
+
+
+def _side(v: np.ndarray[Any, Any], features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    plain = v.copy()
+    plain[_ATTENTION] = 0
+    return features @ plain + v[_ATTENTION] * features[:, _ATTENTION] // 1000  # type: ignore[no-any-return]
+
+
+def _features(
+    prefill_requests: np.ndarray[Any, Any],
+    prefill_tokens: np.ndarray[Any, Any],
+    prefill_context: np.ndarray[Any, Any],
+    decode_requests: np.ndarray[Any, Any],
+    decode_context: np.ndarray[Any, Any],
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    x = np.zeros((len(prefill_tokens), _N), dtype=np.int64)
+    prefill, decode = prefill_tokens > 0, decode_requests > 0
+    x[:, 0] = prefill | decode
+    x[:, 1] = prefill
+    x[:, 2] = decode
+    x[:, 3] = prefill_tokens
+    x[:, 4] = np.where(prefill, prefill_context, 0)
+    shared = np.maximum(prefill_requests, 1)
+    x[:, 5] = np.where(prefill, prefill_tokens * (2 * prefill_context + prefill_tokens) // (2 * shared), 0)
+    x[:, 6] = decode_requests
+    x[:, 7] = np.where(decode, decode_context, 0)
+    return x

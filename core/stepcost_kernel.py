@@ -1,0 +1,71 @@
+"""The integer arithmetic of the step cost, compiled by numba, for the replay's event kernel.
+
+:mod:`hoptrace.stepcost` computes the same with numpy (so that a report need not wait for numba); a property test holds the two
+equal to the last bit, which integer arithmetic makes possible.
+
+A step costs the larger of two sums of non-negative terms, `Σ vector[i] × feature[i]` and `Σ vector[8 + i] × feature[i]`: a fitted
+cost leaves the second at zero, a roofline puts memory time in the first and compute time in the second.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+__all__ = ["LINEAR", "ROOFLINE", "attention", "cost_ns", "cost_ps"]
+
+LINEAR = 0
+ROOFLINE = 1
+
+_N = 8
+_ATTENTION = 5  # position of prefill_attention in FEATURES; its coefficient is per 1000 token²
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def attention(prefill_requests: int, prefill_tokens: int, prefill_context_tokens: int) -> int:
+    """Σ tokens × (context + tokens ÷ 2) in token², the tokens and contexts shared evenly among the prefills, rounded down."""
+    if prefill_requests <= 0:
+        return 0
+    return (prefill_tokens * (2 * prefill_context_tokens + prefill_tokens)) // (2 * prefill_requests)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def cost_ps(vector: np.ndarray, kind: int, features: np.ndarray) -> int:
+    """Cost of one step in ps. ``vector``: int64[16] from ``StepCost.as_vector()``; ``kind``: ``StepCost.kind``;
+    ``features``: int64[8] in the order of ``stepcost.FEATURES``."""
+    first = 0
+    for i in range(_N):
+        first += vector[i] * features[i] // 1000 if i == _ATTENTION else vector[i] * features[i]
+    if kind == LINEAR:
+        return first
+    second = 0
+    for i in range(_N):
+        second += vector[_N + i] * features[i] // 1000 if i == _ATTENTION else vector[_N + i] * features[i]
+    return max(first, second)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def cost_ns(
+    vector: np.ndarray,
+    kind: int,
+    prefill_requests: int,
+    prefill_tokens: int,
+    prefill_context_tokens: int,
+    decode_requests: int,
+    decode_context_tokens: int,
+) -> int:
+    """Cost of one step in whole ns (rounded, halves up) from its composition, without allocating. 0 for a step without work."""
+    if prefill_tokens == 0 and decode_requests == 0:
+        return 0
+    pairs = attention(prefill_requests, prefill_tokens, prefill_context_tokens)
+    best = 0
+    for side in range(2 if kind == ROOFLINE else 1):
+        o = side * _N
+        ps = vector[o]
+        if prefill_tokens > 0:
+            ps += vector[o + 1] + vector[o + 3] * prefill_tokens + vector[o + 4] * prefill_context_tokens
+            ps += vector[o + 5] * pairs // 1000
+        if decode_requests > 0:
+            ps += vector[o + 2] + vector[o + 6] * decode_requests + vector[o + 7] * decode_context_tokens
+        best = max(best, ps)
+    return (best + 500) // 1000
