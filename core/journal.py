@@ -2,13 +2,16 @@
 
 A Parquet file without its footer is unreadable and Arrow IPC has no checksum, so each batch is a frame of its own:
 
-    4 bytes magic "HTJ1" | u32 sequence number | u32 length | u32 crc32 of the payload | payload (Arrow IPC stream, zstd)
+    4 bytes magic "HTJ1" | u32 sequence number | u32 length | u32 crc32 | payload (Arrow IPC stream, zstd)
 
-A reader takes frames until the first one that is torn, damaged or out of sequence.
+The checksum covers sequence, length and payload. A reader takes every frame whose checksum holds. Behind a damaged one it looks
+for the next magic, so that one flipped byte costs one frame and not all that follow; frames count upwards, so stale bytes are
+never taken for new ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -17,10 +20,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = ["JournalRead", "JournalWriter", "read_journal"]
+__all__ = ["JournalRead", "JournalWriter", "encode_frame", "read_journal"]
 
 _MAGIC = b"HTJ1"
 _HEAD = struct.Struct("<4sIII")
+_COUNTED = struct.Struct("<II")
 _MAX_PAYLOAD = 1 << 30
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -30,14 +34,19 @@ def encode_frame(sequence: int, batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as out:
         out.write_batch(batch)
-    payload = sink.getvalue().to_pybytes()
-    return _HEAD.pack(_MAGIC, sequence, len(payload), zlib.crc32(payload)) + payload
+    payload: bytes = sink.getvalue().to_pybytes()
+    return _HEAD.pack(_MAGIC, sequence, len(payload), _crc(sequence, payload)) + payload
+
+
+def _crc(sequence: int, payload: bytes | memoryview) -> int:
+    return zlib.crc32(payload, zlib.crc32(_COUNTED.pack(sequence, len(payload))))
 
 
 class JournalWriter:
-    """Appends frames to one file. A failed write is cut off again, so that later frames stay readable."""
+    """Appends frames to one new file. A failed write is cut off again, so that later frames stay readable."""
 
     def __init__(self, path: Path) -> None:
+        """Raises FileExistsError: a journal is never written over."""
         self.path = path
         self.rows = 0
         self.bytes = 0
@@ -53,8 +62,10 @@ class JournalWriter:
             while view:
                 view = view[self._file.write(view) :]
         except OSError:
-            self._file.truncate(self.bytes)
-            self._file.seek(self.bytes)
+            # Should the cut fail as well, the reader steps over the torn frame.
+            with contextlib.suppress(OSError):
+                self._file.truncate(self.bytes)
+            self._file.seek(0, os.SEEK_END)
             raise
         self._sequence += 1
         self.rows += batch.num_rows
@@ -70,38 +81,59 @@ class JournalWriter:
 
 @dataclass(frozen=True, slots=True)
 class JournalRead:
-    """What a journal still holds: whole batches, and the bytes after the last whole frame."""
+    """What a journal still holds: whole batches; the bytes that belong to none; how many frames are missing between others."""
 
     batches: list[pa.RecordBatch]
     bytes_lost: int
+    frames_lost: int
 
     @property
     def rows(self) -> int:
         return sum(b.num_rows for b in self.batches)
 
+    def table(self) -> pa.Table | None:
+        """All rows as one Arrow table; null if there are none."""
+        tables = [pa.Table.from_batches([b]) for b in self.batches]
+        return pa.concat_tables(tables, promote_options="default") if tables else None
+
 
 def read_journal(path: Path) -> JournalRead:
-    """Read all whole frames; never raises for a torn or damaged tail. FileNotFoundError if there is no file."""
+    """Read all whole frames; never raises for torn or damaged ones. FileNotFoundError if there is no file.
+
+    A journal that grows while it is read gives the frames that were whole; a frame half written counts as ``bytes_lost``.
+    """
+    data = memoryview(path.read_bytes())
+    whole = data.obj
+    assert isinstance(whole, bytes)
     batches: list[pa.RecordBatch] = []
-    size = path.stat().st_size
-    done = 0
-    with path.open("rb") as f:
-        while True:
-            head = f.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                break
-            magic, sequence, length, crc = _HEAD.unpack(head)
-            if magic != _MAGIC or sequence != len(batches) or length > _MAX_PAYLOAD:
-                break
-            payload = f.read(length)
-            if len(payload) < length or zlib.crc32(payload) != crc:
-                break
-            try:
-                with pa.ipc.open_stream(payload) as reader:
-                    table = reader.read_all()
-            except pa.ArrowInvalid:
-                break
-            batches.append(table.combine_chunks().to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema))
-            done = f.tell()
-    # The file may have grown while it was read (a live trace): what came later is not lost.
-    return JournalRead(batches, max(0, size - done))
+    at = taken = expected = frames_lost = 0
+    while (at := whole.find(_MAGIC, at)) >= 0:
+        frame = _frame(data, at, expected)
+        if frame is None:
+            at += 1
+            continue
+        sequence, batch, size = frame
+        batches.append(batch)
+        frames_lost += sequence - expected
+        expected = sequence + 1
+        at += size
+        taken += size
+    return JournalRead(batches, len(data) - taken, frames_lost)
+
+
+def _frame(data: memoryview, at: int, expected: int) -> tuple[int, pa.RecordBatch, int] | None:
+    """Sequence, batch and size of the frame at ``at``; null if it is torn, damaged or older than ``expected``."""
+    if len(data) - at < _HEAD.size:
+        return None
+    _, sequence, length, crc = _HEAD.unpack_from(data, at)
+    start = at + _HEAD.size
+    if sequence < expected or length > _MAX_PAYLOAD or len(data) - start < length:
+        return None
+    payload = data[start : start + length]
+    if _crc(sequence, payload) != crc:
+        return None
+    try:
+        with pa.ipc.open_stream(payload) as reader:
+            return sequence, reader.read_next_batch(), _HEAD.size + length
+    except (pa.ArrowException, OSError, StopIteration):
+        return None

@@ -1,6 +1,7 @@
 """``manifest.json``: how a trace came to be, what it is made of, and which files belong to it.
 
-The file is replaced whole (write, fsync, rename), so a reader never sees half of one. Readers list the files it names and never glob.
+The file is replaced whole (write, fsync, rename), so a reader never sees half of one. Readers list the files it names, and never
+glob.
 """
 
 from __future__ import annotations
@@ -15,9 +16,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hoptrace.errors import InputError
 from hoptrace.schema import MAJOR, VERSION
 
-__all__ = ["FILE", "CollectorInfo", "Manifest", "Part", "ReplayInfo", "Server", "read_manifest", "write_manifest"]
+__all__ = [
+    "FILE",
+    "CollectorInfo",
+    "Manifest",
+    "Part",
+    "ReplayInfo",
+    "Server",
+    "manifest_text",
+    "read_manifest",
+    "replace_manifest",
+    "write_manifest",
+]
 
 FILE = "manifest.json"
+_RESTORE = "Restore it from a copy of the trace; the Parquet files beside it are untouched."
 
 
 class _Model(BaseModel):
@@ -31,7 +44,7 @@ class Part(_Model):
     file: str
     rows: int | None = None
     kind: Literal["parquet", "journal"] = "parquet"
-    merged: bool = False
+    merged: bool = Field(default=False, description="Within this file a table that merges has one row per key.")
 
 
 class Server(_Model):
@@ -103,6 +116,9 @@ class Manifest(_Model):
     notes: list[str] = Field(default_factory=list)
     tables: dict[str, list[Part]] = Field(default_factory=dict)
     rows_dropped: dict[str, int] = Field(default_factory=dict, description="Rows lost, by reason.")
+    values_dropped: dict[str, int] = Field(
+        default_factory=dict, description="Values that their column cannot hold, stored as null."
+    )
     closed: bool = False
 
     def server(self, name: str | None) -> Server | None:
@@ -123,14 +139,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(
             f"{folder} is not a trace: it has no {FILE}.", hint="Name the folder that `hoptrace attach -o` or `import -o` wrote."
         ) from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"{path} cannot be read: {e}.") from None
+    except NotADirectoryError:
+        raise InputError(
+            f"{folder} is a file; a trace is a folder.", hint="To read other tools' files: hoptrace import."
+        ) from None
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    except UnicodeDecodeError as e:
+        raise InputError(f"{path} is damaged ({e.reason}).", hint=_RESTORE) from None
     try:
         data = json.loads(raw)
         version = str(data["schema_version"])
         major = int(version.split(".")[0])
     except (ValueError, KeyError, TypeError) as e:
-        raise InputError(f"{path} is damaged ({e}).", hint="Restore it from a copy; the Parquet files beside it are whole.") from None
+        raise InputError(f"{path} is damaged ({type(e).__name__}: {e}).", hint=_RESTORE) from None
     if major > MAJOR:
         raise InputError(
             f"{folder} has schema {version}, newer than this hoptrace reads ({VERSION}).",
@@ -144,16 +166,29 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{path}: {where}: {first['msg']}.") from None
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest at one stroke."""
+def manifest_text(manifest: Manifest) -> str:
+    """The manifest as JSON: pure ASCII, unknown left out, numbers that are not finite null."""
+    return json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, allow_nan=False) + "\n"
+
+
+def replace_manifest(folder: Path, text: str) -> None:
+    """Replace the manifest at one stroke. Raises OSError, with the manifest as it was before."""
     tmp = folder / (FILE + ".tmp")
-    text = json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
-    with tmp.open("w", encoding="utf-8") as f:
-        f.write(text + "\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(tmp, folder / FILE)
+    try:
+        with tmp.open("w", encoding="ascii") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, folder / FILE)
+    except BaseException:
+        tmp.unlink(missing_ok=True)
+        raise
     sync_folder(folder)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest at one stroke. Only for a folder that no writer holds: see :class:`hoptrace.folder.TraceFolder`."""
+    replace_manifest(folder, manifest_text(manifest))
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hoptrace.manifest import sync_folder
@@ -18,15 +19,22 @@ _ROW_GROUP = 131_072
 
 
 def conform(data: pa.Table, table: Table) -> pa.Table:
-    """``data`` with exactly the columns of ``table`` in order: missing ones null, types cast. Unknown columns are kept at the end."""
+    """``data`` with the columns of ``table`` in order: missing ones null, types cast, NaN null. Unknown columns stay at the end.
+
+    Raises ArrowInvalid (a ValueError) for a value that the column's type cannot hold exactly.
+    """
     columns: list[pa.ChunkedArray | pa.Array] = []
     names: list[str] = []
     for c in table.columns:
         names.append(c.name)
-        if c.name in data.column_names:
-            columns.append(data[c.name].cast(c.type))
-        else:
+        if c.name not in data.column_names:
             columns.append(pa.nulls(data.num_rows, c.type))
+            continue
+        column = data[c.name]
+        if pa.types.is_floating(column.type):
+            # NaN is unknown, and unknown is null.
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        columns.append(column.cast(c.type))
     for name in data.column_names:
         if name not in names:
             names.append(name)
@@ -37,21 +45,25 @@ def conform(data: pa.Table, table: Table) -> pa.Table:
 def merge_rows(frame: pl.LazyFrame, table: Table) -> pl.LazyFrame:
     """One row per key: in each column the last value that is not null. Keeps the order of first appearance."""
     key = list(table.key)
-    rest = [n for n in frame.collect_schema().names() if n not in key]
-    return frame.group_by(key, maintain_order=True).agg(pl.col(n).drop_nulls().last() for n in rest).select([*key, *rest])
+    names = frame.collect_schema().names()
+    rest = [n for n in names if n not in key]
+    return frame.group_by(key, maintain_order=True).agg(pl.col(n).drop_nulls().last() for n in rest).select(names)
 
 
 def write_part(path: Path, data: pa.Table, table: Table) -> int:
-    """Write one closed part; returns its rows. The file appears whole or not at all. Raises OSError (a full disk)."""
+    """Write one closed part, rows merged where the table merges; returns its rows.
+
+    The file appears whole or not at all. Raises OSError (a full disk).
+    """
     data = conform(data, table)
     if table.merge and data.num_rows:
         merged = merge_rows(pl.from_arrow(data).lazy(), table).collect()  # type: ignore[union-attr]
-        data = merged.select(data.column_names).to_arrow().cast(data.schema)
+        data = merged.to_arrow().cast(data.schema)
     if table.sort and data.num_rows:
+        # Arrow's sort is stable: equal keys stay as they were handed over, so the same input gives the same file.
         data = data.sort_by([(name, "ascending") for name in table.sort])
-    meta = {"hoptrace.schema": VERSION, "hoptrace.table": table.name}
-    data = data.replace_schema_metadata(meta)
-    strings = [f.name for f in data.schema if pa.types.is_string(f.type)]
+    data = data.replace_schema_metadata({"hoptrace.schema": VERSION, "hoptrace.table": table.name})
+    strings = [_leaf(f) for f in data.schema if _is_text(f.type)]
     ints = {f.name: "DELTA_BINARY_PACKED" for f in data.schema if pa.types.is_integer(f.type)}
     tmp = path.with_name(path.name + ".tmp")
     try:
@@ -64,12 +76,22 @@ def write_part(path: Path, data: pa.Table, table: Table) -> int:
                 use_dictionary=strings or False,
                 column_encoding=ints or None,
                 row_group_size=_ROW_GROUP,
+                write_page_checksum=True,
             )
             f.flush()
             os.fsync(f.fileno())
+        os.replace(tmp, path)
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise
-    os.replace(tmp, path)
     sync_folder(path.parent)
     return int(data.num_rows)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or (pa.types.is_list(kind) and pa.types.is_string(kind.value_type)))
+
+
+def _leaf(column: pa.Field) -> str:
+    """A column's name as Parquet has it."""
+    return f"{column.name}.list.element" if pa.types.is_list(column.type) else str(column.name)

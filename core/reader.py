@@ -1,36 +1,43 @@
-"""Read a trace: Polars lazy frames by table name, DuckDB views, and the manifest. A trace that is being written, or whose writer was
+"""Read a trace: Polars lazy frames by table name, DuckDB, and the manifest. A trace that is being written, or whose writer was
 killed, reads like any other."""
 
 from __future__ import annotations
 
-import threading
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import polars as pl
-import pyarrow as pa
 
-from hoptrace.errors import InputError, UsageError
+from hoptrace.errors import InputError
 from hoptrace.journal import read_journal
 from hoptrace.manifest import Manifest, Part, read_manifest
 from hoptrace.parts import conform, merge_rows
-from hoptrace.schema import TABLES, Table, table
+from hoptrace.schema import Table, table
+from hoptrace.vantage import one_vantage, vantages_of_part, vantages_of_rows
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["Trace", "open_trace"]
 
+_RESTORE = "Restore it from a copy of the trace; `hoptrace validate` lists all that is wrong."
+
 
 class Trace:
-    """One trace folder. Cheap to make; nothing but the manifest is read until a table is asked for."""
+    """One trace folder. Cheap to make; nothing but the manifest is read until a table is asked for.
+
+    It shows the trace as the manifest stood when it was opened, plus what journals have grown since; open it again to see more.
+    """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
         """The folder's name without ``.trace``."""
-        return self.path.name.removesuffix(".trace")
+        return self.path.resolve().name.removesuffix(".trace")
 
     @property
     def origin(self) -> str:
@@ -38,79 +45,137 @@ class Trace:
         return self.manifest.origin
 
     def table(self, name: str) -> pl.LazyFrame:
-        """All rows of a table with all columns of the schema (missing ones null), one row per key where rows merge.
+        """All rows of a table, all columns of the schema (missing ones null), then those that only a newer minor version knows.
+
+        Rows that merge are merged, one per key; of `tokens` each request's rows come from one vantage (:mod:`hoptrace.vantage`).
 
         Raises:
             KeyError: no such table in the schema.
-            InputError: a file that the manifest names is missing or damaged; names it.
+            InputError: a file that the manifest names is missing or damaged; names it. Damage inside a Parquet part's pages shows
+                only when the frame is collected, as Polars' own error.
         """
         spec = table(name)
-        parts = self.manifest.tables.get(name, [])
-        frames = [f for p in parts if (f := self._part(p, spec)) is not None]
-        if not frames:
-            return pl.from_arrow(spec.arrow.empty_table()).lazy()  # type: ignore[union-attr]
-        frame = pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
-        if spec.merge and not (len(parts) == 1 and parts[0].merged):
-            frame = merge_rows(frame, spec)
-        return frame
+        while True:
+            try:
+                return self._table(spec)
+            except FileNotFoundError as e:
+                # A live writer has turned a journal into a part since the manifest was read: then it says so by now.
+                fresh = read_manifest(self.path)
+                if fresh.tables.get(name) == self.manifest.tables.get(name):
+                    raise InputError(f"{e.filename} is missing though the manifest names it.", hint=_RESTORE) from None
+                self.manifest = fresh
 
     def rows(self, name: str) -> int:
-        """Rows of a table."""
+        """Rows of a table, as :meth:`table` gives them."""
         return int(self.table(name).select(pl.len()).collect().item())
 
     def has(self, name: str) -> bool:
         """Whether the table holds any row."""
-        return name in self.manifest.tables and self.rows(name) > 0
+        return bool(self.manifest.tables.get(name)) and self.table(name).head(1).collect().height > 0
 
-    def duckdb(self) -> duckdb.DuckDBPyConnection:
-        """A new in-memory connection with one view per table of the schema. Close it; use one per thread."""
-        con = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"})
-        for name in TABLES:
-            con.register(name, self.table(name).collect().to_arrow())
-        return con
+    def duckdb(self, *names: str) -> duckdb.DuckDBPyConnection:
+        """A new in-memory DuckDB connection with the tables ``names`` (all if none is named). Close it; use one per thread.
+
+        It can neither read nor write any file; see :mod:`hoptrace.sqlview`.
+        """
+        from hoptrace.sqlview import connect
+
+        return connect(self, names)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """Run one query over the tables by their names. UsageError with DuckDB's own words if it is wrong."""
-        con = self.duckdb()
-        try:
-            return pl.from_arrow(con.execute(query).to_arrow_table())  # type: ignore[return-value]
-        except duckdb.Error as e:
-            raise UsageError(f"{str(e).strip()}") from None
-        finally:
-            con.close()
+        """Run one query over the tables by their names.
+
+        Raises:
+            UsageError: the query is wrong; with DuckDB's own words.
+            InputError: a file is missing or damaged.
+        """
+        from hoptrace.sqlview import query as run
+
+        return run(self, query)
+
+    def files(self, name: str) -> list[Path] | None:
+        """The table's Parquet files, if their rows as they lie there are the table's rows; else null."""
+        spec = table(name)
+        parts = self.manifest.tables.get(name, [])
+        if not parts or any(p.kind != "parquet" for p in parts):
+            return None
+        if spec.merge and not _merged(parts):
+            return None
+        paths = [self._path(p) for p in parts]
+        if name == "tokens":
+            seen = [vantages_of_part(p) for p in paths]
+            if None in seen or len(set().union(*(s for s in seen if s is not None))) > 1:
+                return None
+        return paths
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _part(self, part: Part, spec: Table) -> pl.LazyFrame | None:
+    def _table(self, spec: Table) -> pl.LazyFrame:
+        parts = self.manifest.tables.get(spec.name, [])
+        frames: list[pl.LazyFrame] = []
+        seen: list[set[str | None] | None] = []
+        for part in parts:
+            path = self._path(part)
+            if part.kind == "journal":
+                data = read_journal(path).table()
+                if data is None:
+                    continue
+                data = conform(data, spec)
+                frames.append(pl.from_arrow(data).lazy())  # type: ignore[union-attr]
+                if spec.name == "tokens":
+                    seen.append(vantages_of_rows(data))
+            else:
+                frames.append(_scan(path, spec))
+                if spec.name == "tokens":
+                    seen.append(vantages_of_part(path))
+        if not frames:
+            return pl.LazyFrame(schema=_dtypes(spec.name))
+        frame = pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
+        if spec.merge and not _merged(parts):
+            frame = merge_rows(frame, spec)
+        if spec.name == "tokens":
+            frame = one_vantage(frame, seen)
+        return frame
+
+    def _path(self, part: Part) -> Path:
         path = self.path / part.file
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{self.path / 'manifest.json'} names a file outside the trace: {part.file}.")
-        try:
-            if part.kind == "journal":
-                batches = read_journal(path).batches
-                if not batches:
-                    return None
-                return pl.from_arrow(conform(pa.Table.from_batches(batches), spec)).lazy()  # type: ignore[union-attr]
-            frame = pl.scan_parquet(path)
-            have = frame.collect_schema().names()
-        except FileNotFoundError:
-            if part.kind == "journal":
-                # A live writer may have turned it into a part since the manifest was read.
-                fresh = read_manifest(self.path)
-                replaced = [p for p in fresh.tables.get(spec.name, []) if p.file == part.file.replace(".journal", ".parquet")]
-                if replaced:
-                    self.manifest = fresh
-                    return self._part(replaced[0], spec)
-            raise InputError(f"{path} is missing though the manifest names it.", hint="Restore it from a copy of the trace.") from None
-        except (pl.exceptions.PolarsError, OSError) as e:
-            why = str(e).splitlines()[0]
-            raise InputError(f"{path} is damaged ({why}).", hint="Restore it from a copy of the trace.") from None
-        missing = [c for c in spec.columns if c.name not in have]
-        if missing:
-            empty = pl.from_arrow(spec.arrow.empty_table())
-            frame = frame.with_columns(pl.lit(None, dtype=empty.schema[c.name]).alias(c.name) for c in missing)  # type: ignore[union-attr]
-        extra = [n for n in have if n not in spec.names]
-        return frame.select([*spec.names, *extra])
+        return path
+
+
+def _merged(parts: list[Part]) -> bool:
+    return len(parts) == 1 and parts[0].merged
+
+
+def _scan(path: Path, spec: Table) -> pl.LazyFrame:
+    """One Parquet part with the schema's columns and types. FileNotFoundError; InputError if its footer is not whole."""
+    try:
+        frame = pl.scan_parquet(path, glob=False)
+        have = frame.collect_schema()
+    except FileNotFoundError as e:
+        raise FileNotFoundError(e.errno, e.strerror, str(path)) from None
+    except (pl.exceptions.PolarsError, OSError) as e:
+        why = (str(e).splitlines() or [type(e).__name__])[0]
+        raise InputError(f"{path} is damaged ({why}).", hint=_RESTORE) from None
+    want = _dtypes(spec.name)
+    columns: list[pl.Expr] = []
+    for name, kind in want.items():
+        if name not in have:
+            columns.append(pl.lit(None, dtype=kind).alias(name))
+        elif have[name] != kind:
+            columns.append(pl.col(name).cast(kind))
+        else:
+            columns.append(pl.col(name))
+    return frame.select([*columns, *(n for n in have if n not in want)])
+
+
+@cache
+def _dtypes(name: str) -> dict[str, pl.DataType]:
+    """The schema's columns as Polars types."""
+    empty = pl.from_arrow(table(name).arrow.empty_table())
+    assert isinstance(empty, pl.DataFrame)
+    return dict(empty.schema)
 
 
 def open_trace(path: Path | str) -> Trace:

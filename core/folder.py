@@ -1,0 +1,236 @@
+"""The disk side of a trace that is being written: journals, parts, and the manifest that names them.
+
+Order makes it safe. A part is complete on the disk before the manifest names it, and a journal is deleted only after the manifest
+that named it has been replaced; so at every instant the manifest on the disk names files that hold every row once.
+
+Nothing here knows of threads that hand over rows; everything raises OSError for the disk and leaves a state from which the same
+call can be tried again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from hoptrace.journal import JournalWriter, read_journal
+from hoptrace.manifest import Manifest, Part, manifest_text, replace_manifest, sync_folder
+from hoptrace.parts import write_part
+from hoptrace.schema import Table
+
+__all__ = ["LOCK", "TraceFolder", "being_written"]
+
+LOCK = "writer.lock"
+
+
+class TraceFolder:
+    """An existing folder that this process alone writes.
+
+    ``guard`` protects the manifest in memory and is never held during a write; take it to change :attr:`manifest`.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Raises BlockingIOError if another process writes the folder, OSError if it cannot be written."""
+        self.path = path
+        self.manifest = manifest
+        self.guard = threading.RLock()
+        self._lock_file = _lock(path)
+        self._saving = threading.Lock()
+        self._journaling = threading.Lock()
+        self._dirty = True
+        self._obsolete: list[Path] = []
+        self._journals: dict[str, JournalWriter] = {}
+        self._sealed: list[tuple[Table, Path, int | None]] = []
+        self._serials: dict[str, int] = {}
+
+    # -- manifest -----------------------------------------------------------------------------------------------------
+
+    def change(self, apply: Callable[[Manifest], None]) -> None:
+        """Change the manifest in memory; :meth:`save` writes it.
+
+        If ``apply`` raises, or leaves a value that JSON cannot say, that is raised and the manifest is as it was.
+        """
+        with self.guard:
+            before = self.manifest.model_copy(deep=True)
+            try:
+                apply(self.manifest)
+                manifest_text(self.manifest)
+            except BaseException:
+                for name in type(self.manifest).model_fields:
+                    setattr(self.manifest, name, getattr(before, name))
+                raise
+            self._dirty = True
+
+    def touch(self) -> None:
+        """Note that the manifest in memory has changed."""
+        self._dirty = True
+
+    def save(self, *, force: bool = False) -> None:
+        """Write the manifest if it has changed, then delete the files that it has ceased to name."""
+        with self._saving:
+            with self.guard:
+                if not (self._dirty or force):
+                    return
+                text = manifest_text(self.manifest)
+                self._dirty = False
+                obsolete, self._obsolete = self._obsolete, []
+            try:
+                replace_manifest(self.path, text)
+            except BaseException:
+                with self.guard:
+                    self._dirty = True
+                    self._obsolete = obsolete + self._obsolete
+                raise
+            for path in obsolete:
+                path.unlink(missing_ok=True)
+
+    # -- journals -----------------------------------------------------------------------------------------------------
+
+    def append(self, spec: Table, batch: pa.RecordBatch) -> None:
+        """Write rows to the table's journal. Raises OSError; then none of them is there."""
+        with self._journaling:
+            journal = self._journals.get(spec.name)
+            if journal is None:
+                journal = self._journals[spec.name] = self._new_journal(spec)
+            journal.append(batch)
+
+    def sync(self) -> None:
+        """Push the journals to the disk (power loss)."""
+        for journal in list(self._journals.values()):
+            journal.sync()
+
+    def large(self, rows: int, size_bytes: int) -> list[str]:
+        """Tables whose journal has grown beyond either limit."""
+        return [n for n, j in list(self._journals.items()) if j.rows >= rows or j.bytes >= size_bytes]
+
+    def seal(self, spec: Table, *, reopen: bool) -> None:
+        """End the table's journal, to be turned into a part; with ``reopen`` the next one is ready first, so that none waits."""
+        fresh = self._new_journal(spec) if reopen else None
+        with self._journaling:
+            journal = self._journals.pop(spec.name, None)
+            if fresh is not None:
+                self._journals[spec.name] = fresh
+        if journal is not None:
+            journal.close()
+            self._sealed.append((spec, journal.path, journal.rows))
+
+    def seal_all(self, specs: dict[str, Table]) -> None:
+        """End every journal."""
+        for name in list(self._journals):
+            self.seal(specs[name], reopen=False)
+
+    def adopt(self, spec: Table, path: Path) -> None:
+        """Take a journal that an earlier writer left, to be turned into a part."""
+        self._sealed.append((spec, path, None))
+
+    @property
+    def unfinished(self) -> int:
+        """Sealed journals that are not parts yet."""
+        return len(self._sealed)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def convert(self) -> None:
+        """Turn the sealed journals into parts, the oldest first. At an OSError the rest stays sealed."""
+        while self._sealed:
+            spec, path, rows_written = self._sealed[0]
+            journal = read_journal(path)
+            file = f"{spec.name}/{path.stem}.parquet"
+            data = journal.table()
+            rows = write_part(self.path / file, data, spec) if data is not None else 0
+            with self.guard:
+                if rows_written is not None and journal.rows < rows_written:
+                    self._count(f"{spec.name}: journal damaged on the disk", rows_written - journal.rows)
+                parts = self.manifest.tables.get(spec.name, [])
+                old = f"{spec.name}/{path.name}"
+                new = [Part(file=file, rows=rows, merged=spec.merge)] if data is not None else []
+                at = next((i for i, p in enumerate(parts) if p.file == old), len(parts))
+                self.manifest.tables[spec.name] = parts[:at] + new + parts[at + 1 :]
+                self._obsolete.append(path)
+                self._dirty = True
+            self._sealed.pop(0)
+            self.save()
+
+    def add_part(self, spec: Table, data: pa.Table) -> None:
+        """Write rows straight into a new part (writers that are not live)."""
+        file = f"{self._next(spec)}.parquet"
+        rows = write_part(self.path / file, data, spec)
+        with self.guard:
+            self.manifest.tables.setdefault(spec.name, []).append(Part(file=file, rows=rows, merged=spec.merge))
+            self._dirty = True
+        self.save()
+
+    def release(self) -> None:
+        """Give the folder up for others to write. Idempotent."""
+        if self._lock_file is not None:
+            (self.path / LOCK).unlink(missing_ok=True)
+            self._lock_file.close()
+            self._lock_file = None
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _count(self, reason: str, rows: int) -> None:
+        self.manifest.rows_dropped[reason] = self.manifest.rows_dropped.get(reason, 0) + rows
+
+    def _next(self, spec: Table) -> str:
+        """Folder and stem of the table's next file; makes the folder."""
+        folder = self.path / spec.name
+        folder.mkdir(exist_ok=True)
+        serial = self._serials.get(spec.name, 0)
+        self._serials[spec.name] = serial + 1
+        return f"{spec.name}/{serial:05d}"
+
+    def _new_journal(self, spec: Table) -> JournalWriter:
+        file = f"{self._next(spec)}.journal"
+        journal = JournalWriter(self.path / file)
+        with self.guard:
+            self.manifest.tables.setdefault(spec.name, []).append(Part(file=file, kind="journal"))
+            self._dirty = True
+        try:
+            sync_folder(self.path / spec.name)
+            self.save()
+        except OSError:
+            # The journal is there and takes rows; the manifest stays due and is written as soon as the disk lets us.
+            pass
+        return journal
+
+
+def _lock(path: Path) -> IO[bytes] | None:
+    file = (path / LOCK).open("ab")
+    for patience in (3, 2, 1, 0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            # Somebody may just be asking being_written(), which takes the lock for an instant.
+            if not patience:
+                file.close()
+                raise
+            time.sleep(0.02)
+        except OSError:  # a file system that has no locks: go without
+            break
+    file.close()
+    return None
+
+
+def being_written(path: Path) -> bool:
+    """Whether a living writer holds the trace."""
+    try:
+        fd = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,94 @@
+"""SQL over a trace: DuckDB sees the tables by their names, and nothing else of the machine.
+
+Tables whose Parquet files are their rows are scanned where they lie (projections and filters reach the files); others (journals,
+rows to be merged) are read first. Only the tables that a query names are set up. The connection has no access to files, network,
+extensions or Python variables, and cannot be given any: a trace comes from somebody else, and so may the query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from hoptrace.errors import InputError, UsageError
+from hoptrace.schema import TABLES, table
+
+if TYPE_CHECKING:
+    from hoptrace.reader import Trace
+
+__all__ = ["connect", "query"]
+
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "lock_configuration": "true",
+}
+_WORD = re.compile(r"\w+")
+
+
+def connect(trace: Trace, names: Iterable[str] = ()) -> duckdb.DuckDBPyConnection:
+    """An in-memory connection with the tables ``names`` of the trace, or all of the schema. Raises KeyError, InputError."""
+    con = duckdb.connect(":memory:", config=_CONFIG)
+    try:
+        for name in tuple(names) or TABLES:
+            con.register(name, _source(trace, name))
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def query(trace: Trace, text: str) -> pl.DataFrame:
+    """Run one query. Sums of integers come back as integers, not as DuckDB's 128-bit decimals; other decimals as floats."""
+    words = {w.lower() for w in _WORD.findall(text)}
+    names = [name for name in TABLES if name in words]
+    with connect(trace, names or ("clock_sync",)) as con:
+        try:
+            relation = con.sql(text)
+            if relation is None:
+                return pl.DataFrame()
+            return _plain(relation.to_arrow_table())
+        except duckdb.Error as e:
+            message = str(e).strip()
+            if "arrow_scan" in message or "IOError" in message or "OSError" in message:
+                raise InputError(
+                    f"A file of {trace.path} is damaged ({message.splitlines()[0]}).", hint=f"Run: hoptrace validate {trace.path}"
+                ) from None
+            raise UsageError(message, hint=f"Tables: {', '.join(TABLES)}." if "does not exist" in message else None) from None
+
+
+def _source(trace: Trace, name: str) -> pa.Table | ds.Dataset:
+    frame = trace.table(name)  # also tells of a missing or damaged file, and follows a live writer
+    paths = trace.files(name)
+    if paths is not None:
+        schemas = [pq.read_schema(p).remove_metadata() for p in paths]
+        want = pa.unify_schemas([table(name).arrow, *schemas]) if _agree(schemas, table(name).arrow) else None
+        if want is not None:
+            return ds.dataset([str(p) for p in paths], format="parquet", schema=want)
+    return frame.collect().to_arrow()
+
+
+def _agree(schemas: list[pa.Schema], arrow: pa.Schema) -> bool:
+    """Whether the files have the schema's types, so that they can be scanned as they are."""
+    known: dict[str, pa.DataType] = {f.name: f.type for f in arrow}
+    return all(known.setdefault(f.name, f.type) == f.type for schema in schemas for f in schema)
+
+
+def _plain(data: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(data)
+    assert isinstance(frame, pl.DataFrame)
+    changes: list[pl.Expr] = []
+    for name, kind in frame.schema.items():
+        if isinstance(kind, pl.Decimal):
+            fits = kind.scale == 0 and all(abs(int(v)) < 1 << 63 for v in frame[name].drop_nulls().to_list())
+            changes.append(pl.col(name).cast(pl.Int64 if fits else pl.Float64))
+    return frame.with_columns(changes)
