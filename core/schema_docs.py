@@ -16,7 +16,7 @@ A trace is a folder `NAME.trace/` with `manifest.json` and one folder per table.
 given below; while a trace is being written the newest rows are in a journal (checksummed Arrow frames), which becomes a part. The
 manifest names the files: read those, never glob.
 
-Times are int64 nanoseconds since 1970 on one trace clock (the lead host's CLOCK_MONOTONIC plus one offset, fixed at the start).
+Times are int64 nanoseconds since 1970 on one trace clock (the lead host's CLOCK_MONOTONIC plus an offset fixed at the start).
 Sizes are bytes. Unknown is null, never 0. A newer minor version may add tables and columns; a newer major version is refused.
 
 Where a table is *merged*, several rows may be written per key, each with what its writer knew; a reader gives one row per key, in
@@ -38,7 +38,8 @@ def _contents() -> str:
 def _table(table: Table) -> str:
     lines = [f"## {table.name}", "", f"A row is {table.row}.", ""]
     if table.key:
-        lines.append(f"Key: {_names(table.key)}{' (merged)' if table.merge else ''}.")
+        merged = " (merged)" if table.merge else ""
+        lines.append(f"Key: {_names(table.key)}{merged}.\n")
     lines.append(f"Sorted by {_names(table.sort)}.")
     lines += ["", "| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
     lines += [_column(c) for c in table.columns]

@@ -82,7 +82,7 @@ def residency_fits_steps(trace: Trace) -> Iterator[Finding]:
 
 
 def _tokens_by_step(trace: Trace, phase: str, column: str) -> pl.DataFrame:
-    """Each step with the sum of its residents' tokens (``resident``): runs are added where they begin, taken off after their end."""
+    """Each step with the sum of its residents' tokens: runs are added where they begin, taken off after their end."""
     runs = _ranks(trace.table("residency")).filter((pl.col("phase") == phase) & pl.col("tokens_per_step").is_not_null())
     begin = runs.select(*_RANK, step=pl.col("first_step"), change=pl.col("tokens_per_step"))
     end = runs.select(*_RANK, step=pl.col("last_step") + 1, change=-pl.col("tokens_per_step"))

@@ -16,8 +16,9 @@ __all__ = ["command"]
 def command(trace: Path, as_json: bool, quiet: bool) -> None:
     """Tidy a trace whose writer was killed, or whose disk was full.
 
-    Journals become sorted Parquet parts, and files that an interrupted rotation left behind are removed. Reading needs none of this:
-    it makes the trace smaller, faster to read, and readable by other tools. The trace still says that it was not closed cleanly.
+    Journals become sorted Parquet parts, and files that an interrupted rotation left behind are removed. Reading needs none of
+    this: it makes the trace smaller, faster to read, and readable by other tools. The trace still says that it was not closed
+    cleanly.
 
     \b
     Exit code: 0 done, 2 the trace is still being written, 3 no trace there, 4 the disk refuses.

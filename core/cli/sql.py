@@ -19,9 +19,9 @@ _TABLES = "\n".join(f"  {t.name:<11} {t.row}" for t in TABLES.values())
 
 _HELP = f"""Query the tables of a trace by their names.
 
-The SQL is DuckDB's (https://duckdb.org/docs/sql/introduction). Times are integer nanoseconds of the trace clock (since 1970), sizes are
-bytes, unknown is NULL. The query sees the tables and nothing else: no files, no network, no extensions. On the terminal at most
-{_MOST_ROWS} rows are shown; --json and --csv give all of them. QUERY may be - to read it from standard input.
+The SQL is DuckDB's (https://duckdb.org/docs/sql/introduction). Times are integer nanoseconds of the trace clock (since 1970),
+sizes are bytes, unknown is NULL. The query sees the tables and nothing else: no files, no network, no extensions. On the terminal
+at most {_MOST_ROWS} rows are shown; --json and --csv give all of them. QUERY may be - to read it from standard input.
 
 \b
 Tables (columns: DESCRIBE tokens, or docs/schema.md):

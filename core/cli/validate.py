@@ -16,11 +16,11 @@ __all__ = ["command"]
 def command(trace: Path, as_json: bool, quiet: bool) -> None:
     """Check that a trace is whole and keeps its laws.
 
-    Reads every byte of every file: files present and undamaged, rows as the schema says, times in order, steps that do not overlap,
-    residency that fits its steps, tokens that fit their requests, coverage, what was dropped, how a replay was made.
+    Reads every byte of every file: files present and undamaged, rows as the schema says, times in order, steps that do not
+    overlap, residency that fits its steps, tokens that fit their requests, coverage, what was dropped, how a replay was made.
 
-    An error means that a figure computed from the trace would be wrong. A warning means that something is missing and the trace says
-    so, or that a figure may be coarser than it looks; warnings alone do not fail. The trace is not changed.
+    An error means that a figure computed from the trace would be wrong. A warning means that something is missing and the trace
+    says so, or that a figure may be coarser than it looks; warnings alone do not fail. The trace is not changed.
 
     \b
     Exit code: 0 no errors, 1 errors, 3 no trace there.
