@@ -1,0 +1,234 @@
+"""Exact latency accounting: each nanosecond of a request, from arrival to finish, in exactly one part (law 1).
+
+How: an outline of the request's time by its stamps; over it the recorded waits (where they overlap, the one that ends later
+wins); over both the runs of steps that the request was in. Time inside a run is then split by cumulative functions over the
+server's steps. All of it is integer arithmetic on one line on which the requests lie end to end, so the parts add up by
+construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from hoptrace.analysis.axis import Axis, Ints
+from hoptrace.analysis.composition import Composition, Tail, compositions, tail_of
+from hoptrace.analysis.evaluate import Evaluation, evaluate
+from hoptrace.analysis.fullness import Fullness, fullness
+from hoptrace.analysis.marks import outline, read_requests, read_stays
+from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.runs import read_runs, read_waits
+from hoptrace.analysis.stepline import StepLine, cost_of, lines
+from hoptrace.analysis.steps import steps_of
+from hoptrace.analysis.unseen import seen_parts
+from hoptrace.reader import Trace
+from hoptrace.stepcost import StepCost
+
+__all__ = ["Accounting", "account"]
+
+_MOST_NS = 1 << 61  # Σ e2e of one pass; more is done in several
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Where the time of the finished requests went.
+
+    Attributes:
+        parts: one row per finished request, by request: request, arrival_ns, finish_ns, e2e_ns and one column per part
+            (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly.
+        spans: request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts,
+            or ``queue`` and ``between`` (split further only in ``parts``).
+        interference_se: request, interference_se_ns: standard error of the two interference parts together; null without a cost.
+        unseen: what this trace cannot show, in sentences.
+        notes: how what it does show was found.
+        finished, failed, unfinished, impossible: requests counted; only the finished ones are accounted. Impossible ones end
+            before they arrive.
+        steps_origin: observed, reconstructed, replayed, or null where there are no steps.
+        cost: the step cost behind the interference, or null.
+    """
+
+    parts: pl.DataFrame
+    spans: pl.DataFrame
+    interference_se: pl.DataFrame
+    unseen: list[str]
+    notes: list[str]
+    finished: int
+    failed: int
+    unfinished: int
+    impossible: int
+    steps_origin: str | None = None
+    cost: StepCost | None = field(default=None, repr=False)
+
+    @property
+    def classes(self) -> pl.DataFrame:
+        """One row per request: request, e2e_ns and one column per class (`work_ns` …), adding up to e2e_ns exactly."""
+        sums = []
+        for klass in CLASSES:
+            columns = [p.column for p in PARTS if p.klass == klass]
+            sums.append(pl.sum_horizontal(pl.col(c).fill_null(0) for c in columns).alias(klass.replace(" ", "_") + "_ns"))
+        return self.parts.select("request", "e2e_ns", *sums)
+
+    @cached_property
+    def compositions(self) -> dict[str, Composition]:
+        """Mean composition of all requests (`all`) and of those around the median (`p50`), `p95` and `p99` of e2e."""
+        return compositions(self.parts)
+
+    @property
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Share of each class in e2e: {"all", "p50", "p95", "p99"} → class → 0 … 1. Empty without finished requests."""
+        return {name: c.class_shares for name, c in self.compositions.items()}
+
+    @cached_property
+    def tail(self) -> Tail | None:
+        """What the slowest 1 % (at least one request) wait for that the median does not; null with fewer than two requests."""
+        return tail_of(self.parts)
+
+
+def account(trace: Trace, *, cost: StepCost | None = None) -> Accounting:
+    """Account for the time of every finished request without error.
+
+    Args:
+        trace: any trace; what it lacks is named in ``unseen``.
+        cost: step cost to split mixed steps by; fitted to the trace's steps where it is not given.
+
+    Raises:
+        InputError: a table is damaged.
+    """
+    found = steps_of(trace)
+    steps, residency = found.steps, found.residency
+    notes = [found.note] if found.note else []
+    why_no_cost = None
+    if cost is None and steps.height and residency.height:
+        cost, said = cost_of(steps)
+        if cost is None:
+            why_no_cost = said
+        else:
+            notes.append(said[0].upper() + said[1:] + ".")
+    by_server = lines(steps, cost)
+    runs = read_runs(residency, by_server)
+    requests = read_requests(trace)
+    stays = read_stays(trace, requests, runs)
+
+    failed = requests["error"].is_not_null()
+    unfinished = requests["finish_ns"].is_null() & ~failed
+    done = requests.filter(~failed & ~unfinished)
+    # In floating point first: hostile stamps may differ by more than an int64 holds.
+    length = done["finish_ns"].cast(pl.Float64) - done["arrival_ns"].cast(pl.Float64)
+    possible = (length >= 0) & (length < _MOST_NS) & done["arrival_ns"].is_not_null()
+    whole = done.filter(possible)
+
+    keys = _server_keys(trace, stays, by_server)
+    full = {k: _fullness(trace, k, stays, steps) for k in keys}
+    waits = read_waits(trace)
+    passes = [_pass(part, stays, runs, waits, keys, by_server, full, cost) for part in _batches(whole)]
+    parts = pl.concat([p.parts for p in passes])
+    spans = pl.concat([p.spans for p in passes])
+    error = pl.concat([p.error for p in passes])
+    parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, cost is not None, why_no_cost)
+    impossible = done.height - whole.height
+    if impossible:
+        unseen.insert(0, f"{impossible} finished requests end before they arrive or have no arrival; they are left out.")
+    return Accounting(
+        parts=parts,
+        spans=spans,
+        interference_se=error,
+        unseen=unseen,
+        notes=notes,
+        finished=whole.height,
+        failed=int(failed.sum()),
+        unfinished=int(unfinished.sum()),
+        impossible=impossible,
+        steps_origin=found.origin if steps.height else None,
+        cost=cost,
+    )
+
+
+def _pass(
+    requests: pl.DataFrame,
+    stays: pl.DataFrame,
+    runs: pl.DataFrame,
+    waits: pl.DataFrame,
+    keys: list[tuple[str, int]],
+    by_server: dict[tuple[str, int], StepLine],
+    full: dict[tuple[str, int], Fullness],
+    cost: StepCost | None,
+) -> Evaluation:
+    axis = Axis.of(
+        requests["request"].to_numpy(),
+        requests["arrival_ns"].to_numpy(),
+        (requests["finish_ns"] - requests["arrival_ns"]).to_numpy(),
+    )
+    only = requests.select("request")
+    own_runs = runs.join(only, on="request", how="semi", maintain_order="left")
+    own_stays = stays.join(only, on="request", how="semi", maintain_order="left")
+    own_waits = waits.join(only, on="request", how="semi", maintain_order="left")
+    index = {k: i for i, k in enumerate(keys)}
+    line_of_stay = _line_of(own_stays, index)
+    run_end = np.full(len(axis.request), -1, dtype=np.int64)
+    at = axis.find(own_runs["request"].to_numpy())
+    np.maximum.at(run_end, at, own_runs["end_ns"].to_numpy())
+    plan = outline(axis, requests, own_stays, line_of_stay, run_end, _complete(requests, own_runs))
+    return evaluate(
+        axis,
+        plan,
+        own_runs,
+        _line_of(own_runs, index),
+        own_waits,
+        [by_server.get(k) for k in keys],
+        [full[k] for k in keys],
+        keys,
+        cost,
+    )
+
+
+def _complete(requests: pl.DataFrame, runs: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether the runs account for all output tokens (one may come with the last chunk): else time after them is unexplained."""
+    decoded = runs.group_by("request").agg(pl.col("tokens").filter(pl.col("phase") == "decode").sum().alias("_decoded"))
+    frame = requests.select("request", "output_tokens").join(decoded, on="request", how="left", maintain_order="left")
+    return (
+        frame.select(pl.col("output_tokens").is_null() | (pl.col("_decoded").fill_null(0) + 1 >= pl.col("output_tokens")))
+        .to_series()
+        .to_numpy()
+    )
+
+
+def _server_keys(trace: Trace, stays: pl.DataFrame, by_server: dict[tuple[str, int], StepLine]) -> list[tuple[str, int]]:
+    named = {(str(s), int(r)) for s, r in stays.select("server", "dp_rank").drop_nulls().unique().rows()}
+    return sorted(named | set(by_server) | {(s.name, 0) for s in trace.manifest.servers})
+
+
+def _line_of(frame: pl.DataFrame, index: dict[tuple[str, int], int]) -> Ints:
+    """Server index of each row; −1 where the row names no server and there are several."""
+    only = next(iter(index.values())) if len(index) == 1 else -1
+    pairs = zip(frame["server"].to_list(), frame["dp_rank"].to_list(), strict=True)
+    return np.array([only if s is None else index.get((s, r or 0), -1) for s, r in pairs], dtype=np.int64)
+
+
+def _fullness(trace: Trace, key: tuple[str, int], stays: pl.DataFrame, steps: pl.DataFrame) -> Fullness:
+    alone = len(trace.manifest.servers) <= 1
+    here = ((pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1])) | (pl.col("server").is_null() & alone)
+    of_steps = steps.filter((pl.col("server") == key[0]) & (pl.col("dp_rank").fill_null(0) == key[1])).sort("start_ns", "step")
+    return fullness(stays.filter(here), of_steps, trace.manifest.server(key[0]))
+
+
+def _batches(requests: pl.DataFrame) -> list[pl.DataFrame]:
+    """All in one, or in several such that Σ e2e of each fits in an int64."""
+    total = 0
+    cuts = [0]
+    lengths = (
+        (requests["finish_ns"] - requests["arrival_ns"]).to_list()
+        if float((requests["finish_ns"] - requests["arrival_ns"]).cast(pl.Float64).sum()) > _MOST_NS
+        else []
+    )
+    for i, n in enumerate(lengths):
+        if total + n > _MOST_NS and i > cuts[-1]:
+            cuts.append(i)
+            total = 0
+        total += n
+    cuts.append(requests.height)
+    return [requests.slice(a, b - a) for a, b in pairwise(cuts)]

@@ -1,0 +1,205 @@
+"""Lay outline, waits and runs over each other, cut them into segments, and turn each segment into nanoseconds of parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from hoptrace.analysis.axis import Axis, Ints, flatten
+from hoptrace.analysis.fullness import Fullness
+from hoptrace.analysis.marks import LABELS, L, Outline
+from hoptrace.analysis.parts import PART_OF_WAIT, PARTS
+from hoptrace.analysis.stepline import StepLine
+from hoptrace.stepcost import FEATURES, StepCost
+
+__all__ = ["Evaluation", "evaluate"]
+
+_COLUMN = {p.name: i for i, p in enumerate(PARTS)}
+_SHOWN = {"prefill_steps": "prefill", "decode_steps": "decode"}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """``parts``, ``spans`` and ``error`` as in :class:`hoptrace.analysis.accounting.Accounting`."""
+
+    parts: pl.DataFrame
+    spans: pl.DataFrame
+    error: pl.DataFrame
+
+
+def evaluate(
+    axis: Axis,
+    plan: Outline,
+    runs: pl.DataFrame,
+    run_line: Ints,
+    waits: pl.DataFrame,
+    steplines: list[StepLine | None],
+    full: list[Fullness],
+    keys: list[tuple[str, int]],
+    cost: StepCost | None,
+) -> Evaluation:
+    """Split the requests on the axis; every array of ``plan``, ``runs`` and ``waits`` is about them only."""
+    at = axis.find(runs["request"].to_numpy())
+    run_start, run_stop = axis.place(at, runs["start_ns"].to_numpy()), axis.place(at, runs["end_ns"].to_numpy())
+    phase = runs["phase"].to_numpy()
+    active = (phase == "chunk") | (phase == "decode")
+    working = flatten(np.where(active, run_start, 0), np.where(active, run_stop, 0))
+    idle = flatten(np.where(active, 0, run_start), np.where(active, 0, run_stop))
+    run_label = np.select(
+        [phase == "chunk", phase == "decode", phase == "preempted"],
+        [L["prefill_steps"], L["decode_steps"], L["preempted"]],
+        L["between"],
+    )
+
+    wait_at = axis.find(waits["request"].to_numpy())
+    kinds = waits["kind"].to_numpy()
+    w0, w1 = axis.place(wait_at, waits["start_ns"].to_numpy()), axis.place(wait_at, waits["end_ns"].to_numpy())
+    rank = waits["rank"].to_numpy()
+    recorded = flatten(w0, w1, rank)
+    again = kinds == "recompute"
+    repeated = flatten(np.where(again, w0, 0), np.where(again, w1, 0))
+    named = {k: L["queue" if k == "queue" else p] for k, p in PART_OF_WAIT.items()}
+    wait_label = np.array([named[k] for k in kinds], dtype=np.int64)
+
+    cuts = np.unique(
+        np.concatenate([plan.cover.points, working.points, idle.points, recorded.points, repeated.points, axis.base])
+    )
+    a, b = cuts[:-1], cuts[1:]
+    owner = axis.owner(a)
+    base = plan.cover.at(a)
+    real = base >= 0
+    a, b, owner, base = a[real], b[real], owner[real], base[real]
+
+    label = plan.label[base] if len(base) else base
+    line = plan.line[base] if len(base) else base
+    run = np.full(len(a), -1, dtype=np.int64)
+    # Idle runs lie over the outline, waits over both, working runs over all.
+    i = idle.at(a)
+    label, line = np.where(i >= 0, _take(run_label, i), label), np.where(i >= 0, _take(run_line, i), line)
+    w = recorded.at(a)
+    in_delivery = (label == L["delivery"]) & (w >= 0) & (_take(wait_label, w) == L["proxy"])
+    label = np.where((w >= 0) & ~in_delivery, _take(wait_label, w), label)
+    r = working.at(a)
+    label, line = np.where(r >= 0, _take(run_label, r), label), np.where(r >= 0, _take(run_line, r), line)
+    run = np.where(r >= 0, r, run)
+    label = np.where((r >= 0) & (repeated.at(a) >= 0), L["recompute"], label)
+
+    t0, t1 = axis.time(owner, a), axis.time(owner, b)
+    out = np.zeros((len(PARTS), len(a)), dtype=np.int64)
+    length = b - a
+    for name in ("client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted",
+                 "recompute", "host_gap", "skipped", "queue_capacity"):  # fmt: skip
+        out[_COLUMN[name]] = np.where(label == L[name], length, 0)
+    gone = np.zeros((len(a), len(FEATURES)))
+    queue, between = label == L["queue"], label == L["between"]
+    for k in range(len(keys)):
+        here = line == k
+        _queue(out, here & queue, t0, t1, full[k])
+        steps = steplines[k]
+        if steps is None:
+            out[_COLUMN["unexplained"]] += np.where(here & between, length, 0)
+            continue
+        _between(out, here & between, t0, t1, steps)
+        for name in ("prefill", "decode"):
+            _work(out, gone, here & (label == L[name + "_steps"]), t0, t1, steps, name, cost is not None)
+    nowhere = line < 0
+    out[_COLUMN["queue_unknown"]] += np.where(nowhere & queue, length, 0)
+    out[_COLUMN["unexplained"]] += np.where(nowhere & between, length, 0)
+    _repeat(out, run, runs)
+    return _gather(axis, owner, out, gone, cost, _spans(axis, owner, t0, t1, label, line, keys))
+
+
+def _take(values: Ints, at: Ints) -> Ints:
+    return values[np.maximum(at, 0)] if len(values) else np.full(len(at), -1, dtype=np.int64)
+
+
+def _queue(out: Ints, here: Ints, t0: Ints, t1: Ints, full: Fullness) -> None:
+    if not here.any():
+        return
+    capacity = full.busy.before(t1[here]) - full.busy.before(t0[here])
+    out[_COLUMN["queue_capacity"], here] += capacity
+    rest = (t1 - t0)[here] - capacity
+    out[_COLUMN["queue_room" if full.certain else "queue_unknown"], here] += rest
+
+
+def _between(out: Ints, here: Ints, t0: Ints, t1: Ints, steps: StepLine) -> None:
+    if not here.any():
+        return
+    running = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
+    out[_COLUMN["skipped"], here] += running
+    out[_COLUMN["host_gap"], here] += (t1 - t0)[here] - running
+
+
+def _work(out: Ints, gone: np.ndarray, here: Ints, t0: Ints, t1: Ints, steps: StepLine, phase: str, modelled: bool) -> None:
+    if not here.any():
+        return
+    inside = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
+    out[_COLUMN["host_gap"], here] += (t1 - t0)[here] - inside
+    shared = np.zeros(len(inside), dtype=np.int64)
+    if modelled:
+        ns0, f0 = steps.interference(phase, t0[here])
+        ns1, f1 = steps.interference(phase, t1[here])
+        shared = np.clip(ns1 - ns0, 0, inside)
+        gone[here] += f1 - f0
+    out[_COLUMN[phase + "_interference"], here] += shared
+    out[_COLUMN[phase], here] += inside - shared
+
+
+def _repeat(out: Ints, run: Ints, runs: pl.DataFrame) -> None:
+    """Prefill of tokens that had been computed before is repeated work, in proportion to the tokens of its run."""
+    if not runs.height or not (runs["repeated"].fill_null(0) > 0).any():
+        return
+    tokens, repeated = runs["tokens"].fill_null(0).to_numpy(), runs["repeated"].fill_null(0).to_numpy()
+    share = np.where(run >= 0, _take(repeated, run) / np.maximum(_take(tokens, run), 1), 0.0)
+    again = np.minimum(np.floor(out[_COLUMN["prefill"]] * share).astype(np.int64), out[_COLUMN["prefill"]])
+    out[_COLUMN["prefill"]] -= again
+    out[_COLUMN["recompute"]] += again
+
+
+def _spans(axis: Axis, owner: Ints, t0: Ints, t1: Ints, label: Ints, line: Ints, keys: list[tuple[str, int]]) -> pl.DataFrame:
+    names = pl.Series([_SHOWN.get(n, n) for n in LABELS], dtype=pl.String)
+    servers = pl.Series([*(s for s, _ in keys), None], dtype=pl.String)
+    frame = pl.DataFrame(
+        {
+            "request": axis.request[owner],
+            "start_ns": t0,
+            "end_ns": t1,
+            "label": names.gather(label),
+            "server": servers.gather(np.where(line < 0, len(keys), line)),
+        },
+        schema_overrides={"request": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64},
+    )
+    new = (pl.struct("request", "label", "server") != pl.struct("request", "label", "server").shift(1)).fill_null(True)
+    return (
+        frame.with_columns(new.cum_sum().alias("_group"))
+        .group_by("_group", maintain_order=True)
+        .agg(pl.col("request").first(), pl.col("start_ns").first(), pl.col("end_ns").last(), pl.col("label", "server").first())
+        .drop("_group")
+    )
+
+
+def _gather(axis: Axis, owner: Ints, out: Ints, gone: np.ndarray, cost: StepCost | None, spans: pl.DataFrame) -> Evaluation:
+    n = len(axis.request)
+    total = np.zeros((len(PARTS), n), dtype=np.int64)
+    features = np.zeros((n, len(FEATURES)))
+    if len(owner):
+        first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
+        total[:, owner[first]] = np.add.reduceat(out, first, axis=1)
+        features[owner[first]] = np.add.reduceat(gone, first, axis=0)
+    parts = pl.DataFrame(
+        {
+            "request": axis.request,
+            "arrival_ns": axis.arrival,
+            "finish_ns": axis.arrival + axis.e2e,
+            "e2e_ns": axis.e2e,
+            **{p.column: total[i] for i, p in enumerate(PARTS)},
+        },
+        schema_overrides=dict.fromkeys(("request", "arrival_ns", "finish_ns", "e2e_ns", *(p.column for p in PARTS)), pl.Int64),
+    )
+    se: pl.Series = pl.Series([None] * n, dtype=pl.Float64)
+    if cost is not None and cost.covariance_ps2 is not None:
+        variance = np.einsum("ij,jk,ik->i", features, np.array(cost.covariance_ps2), features)
+        se = pl.Series(np.sqrt(np.maximum(variance, 0)) / 1000)
+    return Evaluation(parts, spans, pl.DataFrame({"request": parts["request"], "interference_se_ns": se}))

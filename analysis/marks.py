@@ -1,0 +1,190 @@
+"""The plain outline of a request's time, from the stamps of `requests` and `stages`: which interval ends with which stamp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from hoptrace.analysis.axis import Axis, Cover, Ints, flatten
+from hoptrace.metrics import one_vantage
+from hoptrace.reader import Trace
+
+__all__ = ["LABELS", "Outline", "outline", "read_requests", "read_stays"]
+
+# What an interval of the outline, a run of steps or a recorded wait can be. The last four are evaluated further.
+LABELS = (
+    "client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted", "recompute",
+    "host_gap", "skipped", "queue_capacity",
+    "queue", "between", "prefill_steps", "decode_steps",
+)  # fmt: skip
+L = {name: i for i, name in enumerate(LABELS)}
+
+_ARRIVAL, _SENT, _RECEIVED, _ENQUEUED, _SCHEDULED, _STAY_END, _RUN_END, _FIRST, _LAST, _FINISH = range(10)
+_LATE = 1 << 40
+
+
+@dataclass(frozen=True)
+class Outline:
+    """``cover`` partitions the line; ``label`` (index into LABELS) and ``line`` (server) by the cover's rows."""
+
+    cover: Cover
+    label: Ints
+    line: Ints
+
+
+def read_requests(trace: Trace) -> pl.DataFrame:
+    """All requests, with first and last token taken from `tokens` where the row does not say them."""
+    requests = trace.table("requests").sort("request").collect()
+    if requests["first_token_ns"].null_count() or requests["last_token_ns"].null_count():
+        seen = (
+            one_vantage(trace.table("tokens"))
+            .group_by("request")
+            .agg(pl.col("time_ns").min().alias("_first"), pl.col("time_ns").max().alias("_last"))
+            .collect()
+        )
+        requests = (
+            requests.join(seen, on="request", how="left")
+            .with_columns(pl.coalesce("first_token_ns", "_first").alias("first_token_ns"))
+            .with_columns(pl.coalesce("last_token_ns", "_last").alias("last_token_ns"))
+            .drop("_first", "_last")
+            .sort("request")
+        )
+    return requests
+
+
+def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """One row per stay, in order within each request; a request without a row in `stages` gets one from its own stamps.
+
+    Columns: request, order, sequence, server (may be null), dp_rank, role, enqueued_ns, scheduled_ns, end_ns, prompt_tokens
+    (less what a cache held). What the first stay does not know is taken from the request, then from its first run of steps.
+    """
+    own = pl.col("_stages").is_null()
+    first_run = runs.group_by("request").agg(
+        pl.col("start_ns").min().alias("_run_ns"), pl.col("server").sort_by("start_ns").first().alias("_run_server"),
+        pl.col("dp_rank").sort_by("start_ns").first().alias("_run_rank"),
+    )  # fmt: skip
+    stages = (
+        trace.table("stages")
+        .with_columns(pl.col("sequence").fill_null(0), pl.col("attempt").fill_null(0), pl.lit(1).alias("_stages"))
+        .collect()
+    )
+    base = requests.select(
+        "request", "queued_ns", pl.col("scheduled_ns").alias("_scheduled"), "last_token_ns", "finish_ns", "prompt_tokens"
+    )
+    frame = base.join(stages, on="request", how="left").join(first_run, on="request", how="left")
+    frame = frame.sort("request", "attempt", "stage", "sequence", nulls_last=False).with_columns(
+        pl.int_range(pl.len()).over("request").alias("order")
+    )
+    first = pl.col("order") == 0
+    return frame.select(
+        "request",
+        "order",
+        pl.col("sequence").fill_null(0),
+        pl.coalesce("server", pl.when(own).then("_run_server")).alias("server"),
+        pl.coalesce("dp_rank", pl.when(own).then("_run_rank"), pl.lit(0)).alias("dp_rank"),
+        "role",
+        pl.coalesce("enqueued_ns", pl.when(first).then("queued_ns")).alias("enqueued_ns"),
+        pl.coalesce("scheduled_ns", pl.when(first).then("_scheduled"), pl.when(first).then("_run_ns")).alias("scheduled_ns"),
+        pl.coalesce("end_ns", pl.when(own).then(pl.coalesce("last_token_ns", "finish_ns"))).alias("end_ns"),
+        (pl.col("prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
+    )
+
+
+def outline(
+    axis: Axis, requests: pl.DataFrame, stays: pl.DataFrame, stay_line: Ints, run_end: Ints, complete: npt.NDArray[np.bool_]
+) -> Outline:
+    """Partition the line by the stamps.
+
+    ``requests``: those on the axis, in its order. ``stays``: theirs. ``stay_line``: server index of each stay.
+    ``run_end``: end of the last run of steps of each request, −1 where it has none. ``complete``: whether those steps account
+    for all of its output.
+    """
+    n = len(axis.request)
+    every = np.arange(n)
+    has_runs = run_end >= 0
+    at_stay = axis.find(stays["request"].to_numpy())
+    order = stays["order"].to_numpy() * 3 + 10
+    main = stays["sequence"].to_numpy() == 0
+    several = np.bincount(at_stay[main], minlength=n) > 1 if n else np.zeros(0, dtype=bool)
+    last_order = np.zeros(n, dtype=np.int64)
+    np.maximum.at(last_order, at_stay, order)
+
+    position: list[Ints] = []
+    rank: list[Ints] = []
+    kind: list[Ints] = []
+    time: list[Ints] = []
+    stay: list[Ints] = []
+
+    def add(
+        k: int, at: Ints, o: Ints | int, values: pl.Series, which: npt.NDArray[np.bool_] | None = None, row: Ints | None = None
+    ) -> None:
+        known = values.is_not_null().to_numpy()
+        if which is not None:
+            known = known & which
+        position.append(at[known])
+        rank.append(np.broadcast_to(np.asarray(o, dtype=np.int64), at.shape)[known])
+        kind.append(np.full(int(known.sum()), k, dtype=np.int64))
+        time.append(values.fill_null(0).to_numpy()[known])
+        stay.append((row if row is not None else np.full(len(at), -1, dtype=np.int64))[known])
+
+    rows = np.arange(stays.height)
+    add(_ARRIVAL, every, 0, requests["arrival_ns"])
+    add(_SENT, every, 1, requests["sent_ns"])
+    add(_RECEIVED, every, 2, requests["received_ns"])
+    add(_ENQUEUED, at_stay, order, stays["enqueued_ns"], main, rows)
+    add(_SCHEDULED, at_stay, order + 1, stays["scheduled_ns"], main, rows)
+    add(_STAY_END, at_stay, order + 2, stays["end_ns"], main & (order < last_order[at_stay]), rows)
+    add(_RUN_END, every, _LATE, pl.Series(run_end, dtype=pl.Int64), has_runs)
+    add(_FIRST, every, _LATE + 1, requests["first_token_ns"], ~has_runs & ~several)
+    add(_LAST, every, _LATE + 2, requests["last_token_ns"])
+    add(_FINISH, every, _LATE + 3, requests["finish_ns"])
+
+    pos, ordering = np.concatenate(position), np.concatenate(rank)
+    sort = np.lexsort((ordering, pos))
+    pos, kinds, stay_row = pos[sort], np.concatenate(kind)[sort], np.concatenate(stay)[sort]
+    # A stamp out of order is taken as the one before it: never a negative part.
+    x = np.maximum.accumulate(axis.place(pos, np.concatenate(time)[sort])) if len(pos) else pos
+    same = pos[1:] == pos[:-1]
+    left, right = kinds[:-1][same], kinds[1:][same]
+    # The server of an interval: that of the stay that it leads to, else of the stay that it follows.
+    left_stay = stay_row[:-1][same]
+    recent = np.maximum.accumulate(np.where(stay_row >= 0, np.arange(len(pos)), -1)) if len(pos) else pos
+    near = stay_row[np.maximum(recent, 0)]
+    near = np.where((recent >= 0) & (pos[np.maximum(recent, 0)] == pos), near, -1)[:-1][same]
+    right_stay = stay_row[1:][same]
+    chosen = np.where(right_stay >= 0, right_stay, near)
+    line = np.where(chosen >= 0, stay_line[chosen], -1) if len(stay_line) else np.full(len(left), -1, dtype=np.int64)
+    roles = stays["role"].fill_null("").to_numpy()
+    role = np.where(left_stay >= 0, roles[left_stay], "") if len(roles) else np.full(len(left), "")
+    owner = pos[:-1][same]
+    label = _label(left, right, role, has_runs[owner], complete[owner], several[owner])
+    return Outline(flatten(x[:-1][same], x[1:][same]), label, line.astype(np.int64))
+
+
+def _label(
+    left: Ints,
+    right: Ints,
+    role: npt.NDArray[np.object_],
+    steps: npt.NDArray[np.bool_],
+    complete: npt.NDArray[np.bool_],
+    several: npt.NDArray[np.bool_],
+) -> Ints:
+    """The label of the interval between two consecutive stamps."""
+    unexplained = L["unexplained"]
+    label = np.full(len(left), unexplained, dtype=np.int64)
+    label[right == _SENT] = L["client"]
+    label[right == _RECEIVED] = L["network_in"]
+    label[right == _ENQUEUED] = L["proxy"]
+    label[right == _SCHEDULED] = L["queue"]
+    running = left == _SCHEDULED
+    label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "prefill")] = L["prefill"]
+    label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "decode")] = L["decode"]
+    label[running & steps & ((right == _STAY_END) | (right == _RUN_END))] = L["between"]
+    label[running & (right == _FIRST)] = L["prefill"]
+    label[(left == _FIRST) & (right == _LAST)] = L["decode"]
+    label[(left == _RUN_END) & complete] = L["delivery"]
+    label[(left == _LAST) & (right == _FINISH)] = L["delivery"]
+    return label

@@ -1,0 +1,110 @@
+"""Which parts a trace can show, and, in words, which it cannot: a part that nobody could have seen is null, not 0."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from hoptrace.analysis.fullness import Fullness
+from hoptrace.analysis.parts import PARTS
+from hoptrace.reader import Trace
+
+__all__ = ["seen_parts"]
+
+
+def seen_parts(
+    parts: pl.DataFrame,
+    trace: Trace,
+    requests: pl.DataFrame,
+    stays: pl.DataFrame,
+    runs: pl.DataFrame,
+    full: dict[tuple[str, int], Fullness],
+    keys: list[tuple[str, int]],
+    modelled: bool,
+    why_no_cost: str | None,
+) -> tuple[pl.DataFrame, list[str]]:
+    """``parts`` with null where a part is 0 only since nothing could show it, and the sentences that say so."""
+    if not parts.height:
+        return parts, ["No finished request was recorded: there is no latency to account for."]
+    known = {k: pl.lit(f.certain) for k, f in full.items()}
+    certain = pl.lit(False)
+    for (server, rank), value in known.items():
+        certain = pl.when((pl.col("server") == server) & (pl.col("dp_rank") == rank)).then(value).otherwise(certain)
+    if len(keys) == 1:
+        certain = pl.when(pl.col("server").is_null()).then(known[keys[0]]).otherwise(certain)
+    first = (
+        stays.sort("request", "order")
+        .group_by("request", maintain_order=True)
+        .agg(
+            pl.col("enqueued_ns").first().is_not_null().alias("enqueued"),
+            pl.col("scheduled_ns").is_not_null().all().alias("scheduled"),
+            certain.all().alias("certain"),
+        )
+    )
+    in_steps = runs.select("request").unique().with_columns(pl.lit(True).alias("steps"))
+    facts = (
+        requests.select(
+            "request",
+            pl.col("intended_ns").is_not_null().alias("intended"),
+            pl.col("sent_ns").is_not_null().alias("sent"),
+            pl.col("received_ns").is_not_null().alias("received"),
+            pl.col("first_token_ns").is_not_null().alias("first"),
+            pl.col("last_token_ns").is_not_null().alias("last"),
+        )
+        .join(first, on="request", how="left", maintain_order="left")
+        .join(in_steps, on="request", how="left", maintain_order="left")
+        .with_columns(pl.col("enqueued", "scheduled", "certain", "steps").fill_null(False))
+    )
+    c = pl.col
+    queue = c("scheduled") & (c("enqueued") | c("received") | c("sent") | c("intended"))
+    has_transfer = trace.has("moves") or trace.has("waits")
+    seen = {
+        "client": c("intended") & c("sent"),
+        "network_in": c("received") & (c("sent") | c("intended")),
+        "proxy": c("received") & c("enqueued"),
+        "queue_room": queue & c("certain"),
+        "queue_capacity": queue & c("certain"),
+        "queue_unknown": queue,
+        "host_gap": c("steps"),
+        "prefill": c("steps") | (c("scheduled") & c("first")),
+        "prefill_interference": c("steps") & modelled,
+        "decode": c("steps") | (c("first") & c("last")),
+        "decode_interference": c("steps") & modelled,
+        "skipped": c("steps"),
+        "preempted": c("steps"),
+        "recompute": c("steps"),
+        "transfer": pl.lit(has_transfer),
+        "delivery": c("last") | c("steps"),
+        "unexplained": pl.lit(True),
+    }
+    flags = facts.select(seen[p.name].alias(p.name) for p in PARTS)
+    out = parts.with_columns(
+        pl.when(flags[p.name] | (pl.col(p.column) > 0)).then(pl.col(p.column)).alias(p.column) for p in PARTS
+    )
+    return out, _sentences(facts, full, modelled, why_no_cost, has_transfer)
+
+
+def _sentences(
+    facts: pl.DataFrame, full: dict[tuple[str, int], Fullness], modelled: bool, why_no_cost: str | None, has_transfer: bool
+) -> list[str]:
+    n = facts.height
+    said: list[str] = []
+
+    def say(missing: pl.Series, text: str) -> None:
+        k = int(missing.sum())
+        if k:
+            said.append(f"{'All' if k == n else f'{k} of {n}'} requests: {text}")
+
+    f = facts
+    say(~(f["intended"] & f["sent"]), "intended or sent is unknown, so a late client shows as network, or not at all.")
+    say(~f["received"], "nobody saw them arrive at a proxy or server, so network and proxy are one.")
+    say(~f["scheduled"], "when the engine first worked on them is unknown, so queueing and prefill cannot be told apart.")
+    say(
+        f["scheduled"] & ~f["certain"],
+        "their server's number of slots is unknown, so queueing for room and for capacity cannot be told apart.",
+    )
+    say(~f["steps"], "no steps are known, so gaps between steps, interference and repeated work are inside prefill and decode.")
+    if f["steps"].any() and not modelled:
+        said.append(f"Interference: no step cost can be fitted, so mixed steps count as work whole. {why_no_cost or ''}".strip())
+    if not has_transfer:
+        said.append("Transfers: neither moves nor waits were recorded, so time spent carrying data is in other parts.")
+    return said
