@@ -9,7 +9,6 @@ import numpy.typing as npt
 import polars as pl
 
 from hoptrace.analysis.axis import Axis, Cover, Ints, flatten
-from hoptrace.metrics import one_vantage
 from hoptrace.reader import Trace
 
 __all__ = ["LABELS", "Outline", "outline", "read_requests", "read_stays"]
@@ -40,7 +39,7 @@ def read_requests(trace: Trace) -> pl.DataFrame:
     requests = trace.table("requests").sort("request").collect()
     if requests["first_token_ns"].null_count() or requests["last_token_ns"].null_count():
         seen = (
-            one_vantage(trace.table("tokens"))
+            trace.table("tokens")
             .group_by("request")
             .agg(pl.col("time_ns").min().alias("_first"), pl.col("time_ns").max().alias("_last"))
             .collect()
