@@ -1,0 +1,108 @@
+"""What the operating system counted of the servers' processes: CPU time, run-queue delay, switches; and others' CPU use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from hoptrace.analysis.counters import counter_totals
+from hoptrace.reader import Trace
+
+__all__ = ["OsFigures", "os_figures"]
+
+# Names under which collectors write each figure.
+_CPU = ("cpu_ns", "on_cpu_ns", "cpu_time_ns")
+_DELAY = ("run_delay_ns", "run_queue_ns", "run_queue_delay_ns")
+_VOLUNTARY = ("voluntary_switches", "voluntary_ctxt_switches")
+_INVOLUNTARY = ("involuntary_switches", "nonvoluntary_switches", "nonvoluntary_ctxt_switches")
+_MACHINE_BUSY = ("busy_ns", "cpu_busy_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class OsFigures:
+    """Sums over the server's processes during the trace; null where it was not counted.
+
+    ``window_ns``: the time over which the CPU time was counted. ``foreign_cpu_share``: share of the busy CPU time of the machine
+    that was not the servers'. ``breaks``: restarts of a process or resets of a counter; with any of them sums are lower bounds.
+    """
+
+    processes: int
+    window_ns: int | None
+    cpu_ns: int | None
+    run_delay_ns: int | None
+    voluntary_switches: int | None
+    involuntary_switches: int | None
+    foreign_cpu_share: float | None
+    output_tokens: int | None
+    breaks: int
+
+    @property
+    def run_delay_share(self) -> float | None:
+        """Run-queue delay ÷ (delay + CPU time): of the time in which the process wanted a CPU, how much it waited for one."""
+        if self.run_delay_ns is None or self.cpu_ns is None or self.run_delay_ns + self.cpu_ns == 0:
+            return None
+        return self.run_delay_ns / (self.run_delay_ns + self.cpu_ns)
+
+    def per_token(self, value: int | None) -> float | None:
+        """A figure ÷ output tokens."""
+        return None if value is None or not self.output_tokens else value / self.output_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        def digits(v: float | None) -> float | None:
+            return None if v is None else round(v, 6)
+
+        return {
+            "processes": self.processes,
+            "window_ns": self.window_ns,
+            "cpu_ns": self.cpu_ns,
+            "run_delay_ns": self.run_delay_ns,
+            "run_delay_share": digits(self.run_delay_share),
+            "voluntary_switches": self.voluntary_switches,
+            "involuntary_switches": self.involuntary_switches,
+            "cpu_ns_per_output_token": digits(self.per_token(self.cpu_ns)),
+            "run_delay_ns_per_output_token": digits(self.per_token(self.run_delay_ns)),
+            "switches_per_output_token": digits(self.per_token(_add(self.voluntary_switches, self.involuntary_switches))),
+            "foreign_cpu_share": digits(self.foreign_cpu_share),
+            "breaks": self.breaks,
+        }
+
+
+def os_figures(trace: Trace, output_tokens: int | None) -> OsFigures | None:
+    """The figures, or null where no counters of a process were recorded."""
+    totals = counter_totals(trace)
+    own = totals.filter(pl.col("entity").str.starts_with("process:"))
+    if not own.height:
+        return None
+    cpu, delay = _sum(own, _CPU), _sum(own, _DELAY)
+    window = own.filter(pl.col("name").is_in(_CPU))["counted_ns"].max()
+    busy = _sum(totals.filter(~pl.col("entity").str.contains("^(process|thread|server):")), _MACHINE_BUSY)
+    foreign = None
+    if busy and cpu is not None:
+        # The two are sampled at slightly different moments, and machine time in ticks of 10 ms: a small negative rest is none.
+        foreign = max(0.0, (busy - cpu) / busy)
+    return OsFigures(
+        processes=own["entity"].n_unique(),
+        window_ns=window if isinstance(window, int) else None,
+        cpu_ns=cpu,
+        run_delay_ns=delay,
+        voluntary_switches=_sum(own, _VOLUNTARY),
+        involuntary_switches=_sum(own, _INVOLUNTARY),
+        foreign_cpu_share=foreign,
+        output_tokens=output_tokens,
+        breaks=int(own["breaks"].sum() + own["falls"].sum()),
+    )
+
+
+def _sum(totals: pl.DataFrame, names: tuple[str, ...]) -> int | None:
+    """Sum over entities of the first of the names that was recorded; null if none was, or none has two samples."""
+    for name in names:
+        values = totals.filter(pl.col("name") == name)["total"].drop_nulls()
+        if values.len():
+            return round(float(values.cast(pl.Float64).sum()))
+    return None
+
+
+def _add(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b

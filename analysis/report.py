@@ -1,0 +1,170 @@
+"""The report on one trace: headline, accounting, ledger, coordination, and what cannot be seen. ``docs/report.md`` describes the JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hoptrace.analysis.accounting import Accounting, account
+from hoptrace.analysis.coordination import Coordination, coordination
+from hoptrace.analysis.ledger import Ledger, ledger
+from hoptrace.analysis.parts import CLASSES
+from hoptrace.metrics import Summary, summary
+from hoptrace.reader import Trace
+
+__all__ = ["SCHEMA", "Report", "report"]
+
+SCHEMA = "hoptrace.report/1"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the report says; :mod:`hoptrace.analysis.report_text` renders it, ``as_dict`` gives it as JSON.
+
+    ``headline`` is one sentence in words; ``origin_note`` says how the trace came to be; ``warnings`` are what a reader must
+    know before the figures (rows dropped, not closed, closed loop …); ``unseen`` is what the trace cannot show.
+    """
+
+    name: str
+    origin: str
+    origin_note: str
+    headline: str
+    metrics: Summary
+    accounting: Accounting
+    ledger: Ledger
+    coordination: Coordination
+    warnings: list[str]
+    unseen: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready values, stable under :data:`SCHEMA`: fields may be added, never change or go."""
+        a = self.accounting
+        se = a.interference_se["interference_se_ns"].drop_nulls()
+        return {
+            "schema": SCHEMA,
+            "trace": self.name,
+            "origin": self.origin,
+            "origin_note": self.origin_note,
+            "headline": self.headline,
+            "metrics": self.metrics.as_dict(),
+            "accounting": {
+                "requests": {
+                    "finished": a.finished,
+                    "failed": a.failed,
+                    "unfinished": a.unfinished,
+                    "impossible": a.impossible,
+                },
+                "classes": list(CLASSES),
+                "compositions": {k: c.as_dict() for k, c in a.compositions.items()},
+                "tail": a.tail.as_dict() if a.tail else None,
+                "interference_se_ns": round(float(se.sum()) / se.len()) if se.len() else None,
+                "steps_origin": a.steps_origin,
+                "notes": a.notes,
+            },
+            "ledger": self.ledger.as_dict(),
+            "coordination": self.coordination.as_dict(),
+            "warnings": self.warnings,
+            "unseen": self.unseen,
+        }
+
+
+def report(trace: Trace) -> Report:
+    """The report on any trace, whatever it lacks.
+
+    Raises:
+        InputError: a table is damaged.
+    """
+    accounting = account(trace)
+    moved = ledger(trace)
+    arranged = coordination(trace, accounting=accounting, moved=moved)
+    unseen = list(dict.fromkeys([*accounting.unseen, *moved.unseen, *arranged.unseen]))
+    return Report(
+        name=trace.name,
+        origin=trace.origin,
+        origin_note=origin_note(trace),
+        headline=headline(accounting, moved, arranged),
+        metrics=summary(trace),
+        accounting=accounting,
+        ledger=moved,
+        coordination=arranged,
+        warnings=warnings(trace, accounting),
+        unseen=unseen,
+    )
+
+
+def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
+    """The trace in one sentence: what a request's time is, what moves per token, what coordination takes."""
+    if "all" not in a.compositions:
+        counted = f"{a.failed} failed and {a.unfinished} unfinished ones" if a.failed + a.unfinished else "none at all"
+        return f"No finished request was recorded ({counted}): the trace shows counters and moves, not latency."
+    shares = sorted(a.shares["all"].items(), key=lambda x: -x[1])
+    top = " and ".join(f"{v:.0%} {k}" for k, v in shares[:2] if v >= 0.005)
+    text = f"Of {a.finished:,} requests' time {top}"
+    if not any(k == "coordination" for k, v in shares[:2] if v >= 0.005):
+        text += f"; coordination is {percent(arranged.share['all'])}"
+    counted = {r["basis"]: r for r in moved.per_token(memory=False).to_dicts()}.get("counted")
+    if counted and counted["bytes"] is not None:
+        moves = counted["transfers"] if counted["transfers"] is not None else counted["moves"]
+        text += f"; each output token took {moves:.2f} counted transfers of {bytes_text(counted['bytes'])} in all"
+    return text + "."
+
+
+def origin_note(trace: Trace) -> str:
+    """How the trace came to be, in a sentence or two."""
+    m = trace.manifest
+    if m.replay is not None:
+        r = m.replay
+        policy = r.policy.get("name") or "unnamed"
+        error = _error_text(r.error)
+        return f"Replayed from {r.parent} under policy {policy}, seed {r.seed}. {error}".strip()
+    if m.imported_from:
+        sources = ", ".join(str(s.get("source") or s.get("file") or s.get("path") or "a file") for s in m.imported_from)
+        return f"Imported from {sources}."
+    servers = ", ".join(f"{s.engine or 'server'} {s.name}" + (f" ({s.model})" if s.model else "") for s in m.servers)
+    return f"{m.origin.capitalize()}{' from ' + servers if servers else ''}{' on ' + m.created_utc if m.created_utc else ''}."
+
+
+def _error_text(error: dict[str, Any] | None) -> str:
+    if not error:
+        return "The replay's error is not known: its parent was not replayed under its own policy."
+    named = []
+    for metric, value in error.items():
+        figure = value.get("p50") if isinstance(value, dict) else value
+        if isinstance(figure, int | float):
+            named.append(f"{metric} {figure:+.1%}")
+    return f"Error under the trace's own policy, medians: {', '.join(named)}." if named else ""
+
+
+def warnings(trace: Trace, a: Accounting) -> list[str]:
+    """What a reader has to know before the figures."""
+    m = trace.manifest
+    out = []
+    if not m.closed:
+        out.append("The trace was not closed cleanly: at most its last second is missing, and requests may be unfinished.")
+    for reason, n in sorted(m.rows_dropped.items()):
+        out.append(f"{n:,} rows were dropped: {reason}.")
+    for c in m.collectors:
+        out += [f"Collector {c.name} dropped {n:,}: {why}." for why, n in sorted(c.dropped.items())]
+        if not c.available:
+            out.append(f"Collector {c.name} was not available: {c.reason or 'no reason given'}.")
+    if m.replay is not None:
+        out += m.replay.warnings
+    if a.failed:
+        out.append(f"{a.failed:,} requests failed; they are counted but in no figure of latency.")
+    if a.unfinished:
+        out.append(f"{a.unfinished:,} requests had not finished; they are counted but in no figure of latency.")
+    return out
+
+
+def percent(share: float) -> str:
+    """A share as text: two digits under 10 %, none above."""
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" if share >= 0.001 or share == 0 else "<0.1%"
+
+
+def bytes_text(n: float) -> str:
+    """Bytes in binary units, three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
