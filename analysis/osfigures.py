@@ -100,7 +100,7 @@ def _sum(totals: pl.DataFrame, names: tuple[str, ...]) -> int | None:
     for name in names:
         values = totals.filter(pl.col("name") == name)["total"].drop_nulls()
         if values.len():
-            return round(float(values.cast(pl.Float64).sum()))
+            return round(sum(values.cast(pl.Float64).to_list()))
     return None
 
 

@@ -1,4 +1,4 @@
-"""The report on one trace: headline, accounting, ledger, coordination, and what cannot be seen. ``docs/report.md`` describes the JSON."""
+"""The report on one trace: headline, accounting, ledger, coordination, and what cannot be seen."""
 
 from __future__ import annotations
 
@@ -95,17 +95,19 @@ def report(trace: Trace) -> Report:
 def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
     """The trace in one sentence: what a request's time is, what moves per token, what coordination takes."""
     if "all" not in a.compositions:
-        counted = f"{a.failed} failed and {a.unfinished} unfinished ones" if a.failed + a.unfinished else "none at all"
-        return f"No finished request was recorded ({counted}): the trace shows counters and moves, not latency."
+        others = a.failed + a.unfinished + a.impossible
+        if not others:
+            return "No request was recorded: the trace shows what its counters and moves show, and no latency."
+        return f"None of its {others:,} requests is known to have finished: the trace shows their work, and no latency."
     shares = sorted(a.shares["all"].items(), key=lambda x: -x[1])
     top = " and ".join(f"{v:.0%} {k}" for k, v in shares[:2] if v >= 0.005)
     text = f"Of {a.finished:,} requests' time {top}"
     if not any(k == "coordination" for k, v in shares[:2] if v >= 0.005):
         text += f"; coordination is {percent(arranged.share['all'])}"
-    counted = {r["basis"]: r for r in moved.per_token(memory=False).to_dicts()}.get("counted")
-    if counted and counted["bytes"] is not None:
-        moves = counted["transfers"] if counted["transfers"] is not None else counted["moves"]
-        text += f"; each output token took {moves:.2f} counted transfers of {bytes_text(counted['bytes'])} in all"
+    seen = {r["basis"]: r for r in moved.per_token(memory=False).to_dicts()}.get("counted")
+    if seen and seen["bytes"] is not None:
+        moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
+        text += f"; each output token took {moves:.2f} counted transfers of {bytes_text(seen['bytes'])} in all"
     return text + "."
 
 
