@@ -12,12 +12,13 @@ from hoptrace.reader import Trace
 
 __all__ = ["OsFigures", "os_figures"]
 
-# Names under which collectors write each figure.
-_CPU = ("cpu_ns", "on_cpu_ns", "cpu_time_ns")
-_DELAY = ("run_delay_ns", "run_queue_ns", "run_queue_delay_ns")
-_VOLUNTARY = ("voluntary_switches", "voluntary_ctxt_switches")
-_INVOLUNTARY = ("involuntary_switches", "nonvoluntary_switches", "nonvoluntary_ctxt_switches")
-_MACHINE_BUSY = ("busy_ns", "cpu_busy_ns")
+# Names of the counters, as the process collector writes them. Linux counts on-CPU time to the ns and user/system time in ticks.
+_CPU = (("on_cpu_ns",), ("cpu_user_ns", "cpu_system_ns"))
+_DELAY = (("run_delay_ns",),)
+_VOLUNTARY = (("voluntary_switches",),)
+_INVOLUNTARY = (("involuntary_switches",),)
+# Stolen time is what the hypervisor gave to others.
+_MACHINE_BUSY = (("user_ns", "nice_ns", "system_ns", "irq_ns", "softirq_ns", "steal_ns"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +76,33 @@ def os_figures(trace: Trace, output_tokens: int | None) -> OsFigures | None:
     own = totals.filter(pl.col("entity").str.starts_with("process:"))
     if not own.height:
         return None
+    threads = totals.filter(pl.col("entity").str.starts_with("thread:"))
     cpu, delay = _sum(own, _CPU), _sum(own, _DELAY)
-    window = own.filter(pl.col("name").is_in(_CPU))["counted_ns"].max()
-    busy = _sum(totals.filter(~pl.col("entity").str.contains("^(process|thread|server):")), _MACHINE_BUSY)
+    window = own.filter(pl.col("name").is_in([n for names in _CPU for n in names]))["counted_ns"].max()
+    busy = _sum(totals.filter(pl.col("entity") == "cpu"), _MACHINE_BUSY)
     foreign = None
     if busy and cpu is not None:
-        # The two are sampled at slightly different moments, and machine time in ticks of 10 ms: a small negative rest is none.
+        # The machine's time comes in ticks of 10 ms and is read at a slightly different moment: a small negative rest is none.
         foreign = max(0.0, (busy - cpu) / busy)
     return OsFigures(
         processes=own["entity"].n_unique(),
         window_ns=window if isinstance(window, int) else None,
         cpu_ns=cpu,
         run_delay_ns=delay,
-        voluntary_switches=_sum(own, _VOLUNTARY),
-        involuntary_switches=_sum(own, _INVOLUNTARY),
+        voluntary_switches=_sum(threads, _VOLUNTARY),
+        involuntary_switches=_sum(threads, _INVOLUNTARY),
         foreign_cpu_share=foreign,
         output_tokens=output_tokens,
-        breaks=int(own["breaks"].sum() + own["falls"].sum()),
+        breaks=int(own["breaks"].sum()) + int(own["falls"].sum()),
     )
 
 
-def _sum(totals: pl.DataFrame, names: tuple[str, ...]) -> int | None:
-    """Sum over entities of the first of the names that was recorded; null if none was, or none has two samples."""
-    for name in names:
-        values = totals.filter(pl.col("name") == name)["total"].drop_nulls()
-        if values.len():
-            return round(sum(values.cast(pl.Float64).to_list()))
+def _sum(totals: pl.DataFrame, choices: tuple[tuple[str, ...], ...]) -> int | None:
+    """Sum over entities of the first choice of names that was recorded; null if none was, or none has two samples."""
+    for names in choices:
+        values: list[float] = totals.filter(pl.col("name").is_in(names))["total"].drop_nulls().to_list()
+        if values:
+            return round(sum(values))
     return None
 
 
