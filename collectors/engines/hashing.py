@@ -1,7 +1,7 @@
 """Keyed hashes of a prompt's leading blocks: enough to see which prompts share a prefix, not what they say.
 
-Each block's hash covers all blocks before it (keyed BLAKE2b, 8 bytes, chained), so equal hashes mean equal prefixes. The key belongs
-to a capture group and stays on this machine; without it a guess at a prompt cannot be checked against a trace.
+Each block's hash covers all blocks before it (keyed BLAKE2b, 8 bytes, chained), so equal hashes mean equal prefixes. The key
+belongs to a capture group and stays on this machine; without it a guess at a prompt cannot be checked against a trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_BLOCKS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class HashKey:
-    """A capture group's key. ``space`` names it in traces: the group and a fingerprint of the key, which does not give it away."""
+    """A capture group's key. ``space`` names it in traces: the group and the key's fingerprint, which does not give it away."""
 
     group: str
     key: bytes
@@ -36,7 +36,7 @@ class HashKey:
 def load_key(group: str = "default", folder: Path | None = None) -> HashKey:
     """The group's key from the user's data folder, made on first use (file mode 0600).
 
-    Where the folder can't be written, a key for this run only, in a group of its own name: its hashes then match no other trace's.
+    Where the folder can't be written, a key for this run only, under a name of its own: its hashes match no other trace's.
     """
     from platformdirs import user_data_path
 
@@ -77,7 +77,7 @@ class Prompt:
 def prompt_of(body: Mapping[str, Any]) -> Prompt | None:
     """The prompt in a request's body; null for several prompts in one request, and for content that is no text.
 
-    Chat messages are serialised as role and content, each ended by a control character, so that no two lists of messages read alike.
+    Chat messages are serialised as role and content, each ended by a control character, so that no two lists read alike.
     """
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):

@@ -1,8 +1,8 @@
 """A streaming reverse proxy that stands between clients and a server and times every read.
 
-Bytes go on to the client before anything looks at them. All paths pass; the completion paths are recorded. Whatever the recorder does,
-the stream goes on. Connections to the server are not used again: servers close idle ones after a few seconds (llama.cpp after five) and
-a request sent on such a connection would be lost.
+Bytes go on to the client before anything looks at them. All paths pass; the completion paths are recorded. Whatever the recorder
+does, the stream goes on. Connections to the server are not used again: servers close idle ones after a few seconds (llama.cpp
+after five), and a request sent on such a connection would be lost.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpProcessingError, HttpVersion11
 from yarl import URL
 
+from hoptrace.collectors.engines.answer import BODY_LIMIT_BYTES
 from hoptrace.collectors.engines.headers import to_client, to_server
-from hoptrace.collectors.engines.record import BODY_LIMIT_BYTES, Exchange, Recorder
+from hoptrace.collectors.engines.record import Exchange, Recorder
 from hoptrace.errors import EnvironmentProblem
 
 __all__ = ["RECORDED_PATHS", "Proxy", "listen"]
@@ -29,6 +30,7 @@ _LATE_NS = 5_000_000
 _CONNECT_S = 30.0
 _HASHES_AT_ONCE = 256
 _HEADER_BYTES = 1 << 16
+_Body = bytes | AsyncIterator[bytes] | aiohttp.StreamReader | None
 _Outcome = tuple[aiohttp.ClientResponse | None, str | None]
 
 
@@ -127,14 +129,20 @@ class Proxy:
             exchange = self._recorder.begin(received_ns, request.headers)
         try:
             return await self._forward(request, target, exchange)
-        except (asyncio.CancelledError, ConnectionError):
-            # The client's side: its handler is cancelled when it goes away. The server's errors end in `_forward`.
+        except asyncio.CancelledError:
+            # The client went away: its handler is cancelled. (The server's errors end in `_forward`.)
             if exchange is not None:
                 exchange.cancelled(self._now())
             raise
+        except (ConnectionError, aiohttp.ClientError, HttpProcessingError):
+            # The client went away while it was written to, or broke off in the middle of its own request.
+            if exchange is not None:
+                exchange.cancelled(self._now())
+            _break_off(request)
+            return web.Response(status=499)
 
     async def _forward(self, request: web.BaseRequest, target: str, exchange: Exchange | None) -> web.StreamResponse:
-        body: bytes | AsyncIterator[bytes] | None = None
+        body: _Body = None
         kept: bytes | None = None
         size = reads = 0
         if exchange is not None:
@@ -146,21 +154,20 @@ class Proxy:
                 kept = None
         elif request.body_exists:
             body = request.content
-        describing = self._describe_soon(exchange, kept) if exchange is not None and kept is not None else None
+        if exchange is not None and kept is not None:
+            self._describe_soon(exchange, kept)
         answer, problem = await self._send(request, target, body)
         if answer is None:
             if exchange is not None:
                 exchange.failed(self._now(), problem or "no answer")
             return _problem(502, problem or "no answer")
         try:
-            if describing is not None and not describing.done() and exchange is not None and kept is not None:
-                pass  # it runs on beside the stream
             return await self._stream(request, answer, exchange)
         finally:
             # Not released: a client that left must free the server's slot at once.
             answer.close()
 
-    async def _send(self, request: web.BaseRequest, target: str, body: bytes | AsyncIterator[bytes] | None) -> _Outcome:
+    async def _send(self, request: web.BaseRequest, target: str, body: _Body) -> _Outcome:
         assert self._client is not None
         prefix = "" if not self._prefix or target.startswith(self._prefix + "/") else self._prefix
         try:
@@ -190,9 +197,8 @@ class Proxy:
             else:
                 out.force_close()
         if exchange is not None:
-            exchange.answered(
-                answer.status, answer.headers.get("content-type", ""), answer.headers.get("content-encoding", ""), self._now()
-            )
+            told = answer.headers
+            exchange.answered(answer.status, told.get("content-type", ""), told.get("content-encoding", ""))
         await out.prepare(request)
         content = answer.content
         late = False
@@ -220,11 +226,10 @@ class Proxy:
 
     # -- what the request asks for, off the hot path --------------------------------------------------------------------
 
-    def _describe_soon(self, exchange: Exchange, body: bytes) -> asyncio.Task[None]:
+    def _describe_soon(self, exchange: Exchange, body: bytes) -> None:
         task = asyncio.create_task(_describe(exchange, body))
         self._describing.add(task)
         task.add_done_callback(self._describing.discard)
-        return task
 
 
 async def _describe(exchange: Exchange, body: bytes) -> None:

@@ -1,0 +1,44 @@
+"""What a collector is: it can say whether it can record here, take one sample, and stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Collector", "Finding", "ServerAway"]
+
+
+class ServerAway(Exception):  # noqa: N818 - a state of the world, not a fault
+    """The server can't be reached at present. The session waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a probe found. ``reason`` says why there is nothing to record, and what would change that."""
+
+    available: bool
+    reason: str | None = None
+
+
+class Collector(Protocol):
+    """One source. Methods run in the session's event loop and never hold it up; none of them may harm what is observed."""
+
+    @property
+    def name(self) -> str:
+        """The name that its rows bear as ``source``."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Tables it fills."""
+
+    async def probe(self) -> Finding:
+        """Look whether the source is there, without recording."""
+
+    async def sample(self) -> int:
+        """Take one sample and hand over its rows; gives their number. Raises ServerAway if the source is away for now."""
+
+    def restarted(self) -> None:
+        """What is observed has been restarted: cumulative counters begin anew."""
+
+    async def close(self) -> None:
+        """Stop."""

@@ -1,0 +1,97 @@
+"""Which process listens on a URL's port, from /proc/net/tcp and the open files of each process."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+__all__ = ["Found", "find_listener"]
+
+_LISTEN = "0A"
+_FORWARDERS = ("docker-proxy", "rootlessport", "slirp4netns", "pasta", "ssh", "kubectl")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The process, or why it is not known and what would help."""
+
+    pid: int | None
+    reason: str | None = None
+
+
+def find_listener(url: str, *, proc: Path = Path("/proc"), local: set[str] | None = None) -> Found:
+    """The process that listens where ``url`` points. ``local`` are this machine's addresses (all interfaces' if null)."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname or ""
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        addresses = set()
+    if not any(_is_local(a, local) for a in addresses):
+        return Found(None, f"{host} is another machine: run hoptrace there to record its process")
+    inodes = _listening(proc, port)
+    if not inodes:
+        return Found(None, f"no socket of this machine's network namespace listens on port {port} (a container?): give --pid")
+    holders, denied = _holders(proc, inodes)
+    if not holders:
+        why = "the processes of other users can't be looked into" if denied else "no process here holds the socket"
+        return Found(None, f"{why}: run as the server's user or as root, or give --pid")
+    pid = min(holders)  # forked workers share the socket: the oldest is their parent
+    try:
+        command = (proc / str(pid) / "comm").read_text().strip()
+    except OSError:
+        command = ""
+    if command in _FORWARDERS:
+        return Found(None, f"port {port} is held by {command}, which only forwards to the server: give the server's --pid")
+    return Found(pid)
+
+
+def _is_local(address: str, local: set[str] | None) -> bool:
+    if address.startswith("127.") or address in ("::1", "0.0.0.0", "::"):
+        return True
+    if local is None:
+        import psutil
+
+        local = {a.address.split("%")[0] for addresses in psutil.net_if_addrs().values() for a in addresses}
+    return address.split("%")[0] in local
+
+
+def _listening(proc: Path, port: int) -> set[str]:
+    inodes: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(fields[9])
+    return inodes - {"0"}
+
+
+def _holders(proc: Path, inodes: set[str]) -> tuple[set[int], bool]:
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    found: set[int] = set()
+    denied = False
+    for process in proc.iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            files = list((process / "fd").iterdir())
+        except PermissionError:
+            denied = True
+            continue
+        except OSError:
+            continue
+        for file in files:
+            try:
+                if str(file.readlink()) in wanted:
+                    found.add(int(process.name))
+                    break
+            except OSError:
+                continue
+    return found, denied

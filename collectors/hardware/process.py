@@ -1,0 +1,244 @@
+"""The server's process as the operating system sees it, and the machine around it, so that foreign load can be told apart.
+
+Entities: ``process:PID``, ``thread:PID/TID`` (at most 64, the busiest), ``cpu`` (the whole machine). The machine's busy time
+less the process's is what others took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hoptrace.collectors.base import Finding
+from hoptrace.collectors.hardware import procfs
+from hoptrace.collectors.hardware.listener import Found
+from hoptrace.writer import TraceWriter
+
+__all__ = ["MAX_THREADS", "ProcessCollector"]
+
+MAX_THREADS = 64
+"""Threads that get rows of their own."""
+
+_SUMMED_THREADS = 1024
+_THREADS_EVERY_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Totals over all threads since the collector saw the process first. A thread that ends keeps its share."""
+
+    on_cpu_ns: int = 0
+    run_delay_ns: int = 0
+    timeslices: int = 0
+
+
+class ProcessCollector:
+    """Samples one process. ``find`` tells its number, and is asked again when the process has gone."""
+
+    name = "process"
+    tables = ("counters",)
+
+    def __init__(self, find: Callable[[], Found], host: str, writer: TraceWriter | None, *, proc: Path = Path("/proc")) -> None:
+        self._find = find
+        self._host = host
+        self._writer = writer
+        self._proc = proc
+        self._boot = procfs.boot_id(proc)[:8]
+        self._start_ticks: int | None = None
+        self._last: dict[int, procfs.SchedStat] = {}
+        self._busy: dict[int, int] = {}
+        self._sums = _Sums()
+        self._threads_due_ns = 0
+        self._look_again_ns = 0
+        self.pid: int | None = None
+
+    async def probe(self) -> Finding:
+        return await asyncio.to_thread(self._probe)
+
+    async def sample(self) -> int:
+        # In a thread: reading some hundred small files must not delay the proxy's stamps.
+        return await asyncio.to_thread(self._sample)
+
+    def restarted(self) -> None:
+        """Nothing to do: a new process is told by its number and its start."""
+
+    async def close(self) -> None:
+        return None
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _probe(self) -> Finding:
+        if not (self._proc / "stat").exists():
+            return Finding(False, "this system has no Linux /proc")
+        found = self._find()
+        if found.pid is None:
+            return Finding(False, found.reason)
+        try:
+            stat = procfs.process_stat(self._folder(found.pid))
+        except (OSError, ValueError):
+            return Finding(False, f"there is no process {found.pid} that this user may look at")
+        self._take(found.pid, stat)
+        try:
+            procfs.schedstat(self._folder(found.pid) / "task" / str(found.pid))
+        except (OSError, ValueError):
+            return Finding(True, "this kernel offers no schedstat: no run-queue delay")
+        return Finding(True)
+
+    def _folder(self, pid: int) -> Path:
+        return self._proc / str(pid)
+
+    def _take(self, pid: int, stat: procfs.ProcessStat) -> None:
+        self.pid, self._start_ticks = pid, stat.start_ticks
+        self._last, self._busy, self._sums = {}, {}, _Sums()
+        self._threads_due_ns = 0
+
+    def _sample(self) -> int:
+        assert self._writer is not None
+        before = self._writer.clock.now_ns()
+        rows = list(self._machine())
+        if self.pid is None and before >= self._look_again_ns:
+            self._look_again_ns = before + 2_000_000_000
+            self._search()
+        if self.pid is not None:
+            try:
+                rows += self._process(self.pid, before)
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                rows.append(self._missing("lost"))
+                self._gone()
+            except PermissionError:
+                rows.append(self._missing("denied"))
+        after = self._writer.clock.now_ns()
+        stamp: dict[str, Any] = {"time_ns": (before + after) // 2, "uncertainty_ns": (after - before) // 2}
+        stamp |= {"host": self._host, "source": self.name}
+        self._writer.append("counters", [stamp | row for row in rows])
+        return len(rows)
+
+    def _missing(self, status: str) -> dict[str, Any]:
+        return self._row(f"process:{self.pid}", self._incarnation(), "cpu_user_ns", None, "ns", "cumulative", status)
+
+    def _search(self) -> None:
+        found = self._find()
+        if found.pid is None:
+            return
+        try:
+            self._take(found.pid, procfs.process_stat(self._folder(found.pid)))
+        except (OSError, ValueError):
+            return
+        self._event("start", f"the server's process is {found.pid}")
+
+    def _gone(self) -> None:
+        self._event("stop", f"process {self.pid} is gone")
+        self.pid = self._start_ticks = None
+
+    def _event(self, kind: str, detail: str) -> None:
+        assert self._writer is not None
+        now = self._writer.clock.now_ns()
+        self._writer.append("events", [{"time_ns": now, "host": self._host, "kind": kind, "detail": detail, "source": self.name}])
+
+    def _incarnation(self) -> str:
+        return f"{self._boot}/{self._start_ticks}"
+
+    def _process(self, pid: int, now_ns: int) -> list[dict[str, Any]]:
+        folder = self._folder(pid)
+        stat = procfs.process_stat(folder)
+        if stat.start_ticks != self._start_ticks or stat.state in ("Z", "X"):
+            raise ProcessLookupError(pid)  # the number was given to another process, or this one has ended
+        seen = self._read_threads(folder)
+        entity, incarnation = f"process:{pid}", self._incarnation()
+
+        def row(name: str, value: int, unit: str, semantics: str = "cumulative") -> dict[str, Any]:
+            return self._row(entity, incarnation, name, value, unit, semantics)
+
+        rows = [
+            row("cpu_user_ns", stat.user_ns, "ns"),
+            row("cpu_system_ns", stat.system_ns, "ns"),
+            row("minor_faults", stat.minor_faults, "faults"),
+            row("major_faults", stat.major_faults, "faults"),
+            row("threads", stat.threads, "threads", "gauge"),
+            row("rss_bytes", stat.rss_bytes, "bytes", "gauge"),
+        ]
+        if seen:
+            # Over all threads, since this collector came.
+            rows += [
+                row("on_cpu_ns", self._sums.on_cpu_ns, "ns"),
+                row("run_delay_ns", self._sums.run_delay_ns, "ns"),
+                row("timeslices", self._sums.timeslices, "times"),
+            ]
+        if now_ns >= self._threads_due_ns:
+            self._threads_due_ns = now_ns + _THREADS_EVERY_NS
+            rows += self._thread_rows(pid, seen)
+        return rows
+
+    def _read_threads(self, folder: Path) -> dict[int, procfs.SchedStat]:
+        first = not self._last
+        seen: dict[int, procfs.SchedStat] = {}
+        for tid in procfs.threads(folder)[:_SUMMED_THREADS]:
+            try:
+                now = procfs.schedstat(folder / "task" / str(tid))
+            except (OSError, ValueError):
+                continue  # it ended between the listing and now
+            seen[tid] = now
+            was = self._last.get(tid)
+            if was is None:
+                # A thread that is new since the last sample has done all of its work since then; at the first sample none counts.
+                was = now if first else procfs.SchedStat(0, 0, 0)
+            if now.on_cpu_ns < was.on_cpu_ns or now.run_delay_ns < was.run_delay_ns:
+                was = procfs.SchedStat(0, 0, 0)  # the thread's number was given to a new one
+            self._sums.on_cpu_ns += now.on_cpu_ns - was.on_cpu_ns
+            self._sums.run_delay_ns += now.run_delay_ns - was.run_delay_ns
+            self._sums.timeslices += max(0, now.timeslices - was.timeslices)
+            self._busy[tid] = self._busy.get(tid, 0) + now.on_cpu_ns - was.on_cpu_ns + now.run_delay_ns - was.run_delay_ns
+        self._last = seen
+        self._busy = {tid: busy for tid, busy in self._busy.items() if tid in seen}
+        return seen
+
+    def _thread_rows(self, pid: int, seen: dict[int, procfs.SchedStat]) -> Iterator[dict[str, Any]]:
+        busiest = sorted(seen, key=lambda tid: (-self._busy.get(tid, 0), tid))[:MAX_THREADS]
+        for tid in sorted(busiest):
+            folder = self._folder(pid) / "task" / str(tid)
+            try:
+                incarnation = f"{self._boot}/{procfs.process_stat(folder).start_ticks}"
+                changed = procfs.switches(folder)
+            except (OSError, ValueError):
+                continue
+            entity, stat = f"thread:{pid}/{tid}", seen[tid]
+            yield self._row(entity, incarnation, "on_cpu_ns", stat.on_cpu_ns, "ns", "cumulative")
+            yield self._row(entity, incarnation, "run_delay_ns", stat.run_delay_ns, "ns", "cumulative")
+            yield self._row(entity, incarnation, "timeslices", stat.timeslices, "times", "cumulative")
+            if changed is not None:
+                yield self._row(entity, incarnation, "voluntary_switches", changed[0], "switches", "cumulative")
+                yield self._row(entity, incarnation, "involuntary_switches", changed[1], "switches", "cumulative")
+
+    def _machine(self) -> Iterator[dict[str, Any]]:
+        try:
+            times = procfs.cpu_times(self._proc)
+        except (OSError, ValueError):
+            times = {}
+        for name, value in times.items():
+            unit, semantics = ("cpus", "gauge") if name == "cpus" else ("ns", "cumulative")
+            yield self._row("cpu", self._boot, name, value, unit, semantics)
+        for name, value in procfs.pressure(self._proc).items():
+            yield self._row("pressure", self._boot, name, value, "ns", "cumulative")
+
+    @staticmethod
+    def _row(
+        entity: str, incarnation: str, name: str, value: int | None, unit: str, semantics: str, status: str = "ok"
+    ) -> dict[str, Any]:
+        return {
+            "entity": entity, "incarnation": incarnation, "name": name, "value_int": value, "unit": unit, "semantics": semantics,
+            "width_bits": 64 if semantics == "cumulative" else None, "status": status,
+        }  # fmt: skip
+
+
+def fixed(pid: int) -> Callable[[], Found]:
+    """``find`` for a number that the user gave."""
+    return lambda: Found(pid) if Path(f"/proc/{pid}").exists() else Found(None, f"there is no process {pid}")
+
+
+def own_host() -> str:
+    """Name of this host in rows."""
+    return os.uname().nodename

@@ -1,0 +1,131 @@
+"""Linux's /proc as numbers: one function per file, no state. ``proc`` is the root, so that recorded trees can be read.
+
+Formats: proc_pid_stat(5), proc_stat(5), Documentation/scheduler/sched-stats.rst, Documentation/accounting/psi.rst.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "CpuTimes", "ProcessStat", "SchedStat", "boot_id", "cpu_times", "pressure", "process_stat", "schedstat", "switches",
+    "threads",
+]  # fmt: skip
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """/proc/PID/stat. CPU times include ended threads, in steps of one tick (10 ms). ``start_ticks`` is since boot."""
+
+    command: str
+    state: str
+    parent: int
+    user_ns: int
+    system_ns: int
+    minor_faults: int
+    major_faults: int
+    threads: int
+    start_ticks: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedStat:
+    """/proc/PID/task/TID/schedstat of one thread: time on a CPU, time runnable but waiting for one, times it was put on one."""
+
+    on_cpu_ns: int
+    run_delay_ns: int
+    timeslices: int
+
+
+CpuTimes = dict[str, int]
+
+
+def boot_id(proc: Path) -> str:
+    """Identity of this boot; empty where it can't be read."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_stat(folder: Path) -> ProcessStat:
+    """``folder`` is /proc/PID or /proc/PID/task/TID. OSError if it is gone, ValueError if it is not in the kernel's format."""
+    text = (folder / "stat").read_text("utf-8", "replace")
+    # The command may hold spaces and parentheses: the last one ends it.
+    begin, end = text.index("("), text.rindex(")")
+    f = text[end + 2 :].split()
+    if len(f) < 22:
+        raise ValueError(f"{folder / 'stat'} has {len(f)} fields")
+    return ProcessStat(
+        command=text[begin + 1 : end],
+        state=f[0],
+        parent=int(f[1]),
+        minor_faults=int(f[7]),
+        major_faults=int(f[9]),
+        user_ns=int(f[11]) * TICK_NS,
+        system_ns=int(f[12]) * TICK_NS,
+        threads=int(f[17]),
+        start_ticks=int(f[19]),
+        rss_bytes=int(f[21]) * PAGE_BYTES,
+    )
+
+
+def threads(folder: Path) -> list[int]:
+    """Thread numbers of /proc/PID, ascending. OSError if it is gone."""
+    return sorted(int(p.name) for p in (folder / "task").iterdir() if p.name.isdigit())
+
+
+def schedstat(folder: Path) -> SchedStat:
+    """``folder`` is /proc/PID/task/TID (/proc/PID alone tells of its first thread only). OSError if it is gone or not offered."""
+    on_cpu, delay, slices = (folder / "schedstat").read_text().split()[:3]
+    return SchedStat(int(on_cpu), int(delay), int(slices))
+
+
+def switches(folder: Path) -> tuple[int, int] | None:
+    """Voluntary and involuntary context switches of one thread; null if the kernel does not tell."""
+    found: dict[str, int] = {}
+    for line in (folder / "status").read_text("utf-8", "replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.endswith("voluntary_ctxt_switches"):
+            found[name] = int(value)
+    if len(found) != 2:
+        return None
+    return found["voluntary_ctxt_switches"], found["nonvoluntary_ctxt_switches"]
+
+
+def cpu_times(proc: Path) -> CpuTimes:
+    """Time of all CPUs together by kind since boot, in ns (guest time is within user), and ``cpus``. OSError, ValueError."""
+    times: CpuTimes = {}
+    cpus = 0
+    for line in (proc / "stat").read_text().splitlines():
+        name, *values = line.split()
+        if name == "cpu":
+            times = {f"{kind}_ns": int(v) * TICK_NS for kind, v in zip(_CPU_FIELDS, values, strict=False)}
+        elif name.startswith("cpu") and name[3:].isdigit():
+            cpus += 1
+    if not times:
+        raise ValueError("no line for all CPUs in /proc/stat")
+    return times | {"cpus": cpus}
+
+
+def pressure(proc: Path) -> dict[str, int]:
+    """Pressure stall totals since boot, in ns, by ``cpu_some_ns``, ``memory_full_ns`` …; empty where there are none."""
+    totals: dict[str, int] = {}
+    for resource in ("cpu", "memory", "io"):
+        try:
+            text = (proc / "pressure" / resource).read_text()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            kind, *fields = line.split()
+            for field in fields:
+                if field.startswith("total="):
+                    totals[f"{resource}_{kind}_ns"] = int(field.removeprefix("total=")) * 1000
+    return totals
