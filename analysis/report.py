@@ -9,10 +9,11 @@ from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.coordination import Coordination, coordination
 from hoptrace.analysis.ledger import Ledger, ledger
 from hoptrace.analysis.parts import CLASSES
+from hoptrace.analysis.text import bytes_text, percent
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
 
-__all__ = ["SCHEMA", "Report", "report"]
+__all__ = ["SCHEMA", "Report", "headline", "origin_note", "report", "warnings"]
 
 SCHEMA = "hoptrace.report/1"
 
@@ -156,17 +157,3 @@ def warnings(trace: Trace, a: Accounting) -> list[str]:
     if a.unfinished:
         out.append(f"{a.unfinished:,} requests had not finished; they are counted but in no figure of latency.")
     return out
-
-
-def percent(share: float) -> str:
-    """A share as text: two digits under 10 %, none above."""
-    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" if share >= 0.001 or share == 0 else "<0.1%"
-
-
-def bytes_text(n: float) -> str:
-    """Bytes in binary units, three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.1f} TiB"
