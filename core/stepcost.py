@@ -169,9 +169,9 @@ def fit(steps: pl.DataFrame) -> StepCost:
     lessen the cross-validated error, are dropped, with a note.
 
     ``error`` holds what five-fold cross-validation over contiguous blocks of steps measured on all usable steps: ``n``;
-    ``p50``, ``p90``, ``p95``, ``p99`` of |predicted − observed| ÷ observed; ``bias`` = Σ predicted ÷ Σ observed − 1; ``sd`` of
-    the relative residual and ``left_out`` (steps) and ``left_out_time`` (share) of the trimming; ``by_kind``: n, p50, p95 and
-    bias for decode, prefill and mixed.
+    ``p50``, ``p90``, ``p95``, ``p99`` of |predicted − observed| ÷ observed; ``left_out`` (steps) and ``left_out_time`` (share):
+    the outliers; and over the steps kept ``bias`` = Σ predicted ÷ Σ observed − 1, ``sd`` of the relative residual, and
+    ``by_kind``: n, p50, p95 and bias for decode, prefill and mixed steps.
 
     Args:
         steps: rows of the table `steps` with known start, end and composition; others are left out.

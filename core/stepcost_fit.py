@@ -152,7 +152,7 @@ def _score(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]
 
 
 def _helpful(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]) -> tuple[list[int], list[str]]:
-    """Backward elimination: of the features that are not missed, drop the least preferred, one at a time, until all are missed."""
+    """Backward elimination: drop the least preferred feature that is not missed, until all are missed."""
     if len(y) > 20_000:  # the choice of features does not need them all
         some = np.arange(0, len(y), len(y) // 10_000)
         x, y, block = x[some], y[some], block[some]
