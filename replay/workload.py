@@ -1,0 +1,169 @@
+"""What a trace asks of a server: arrivals, lengths, prefix blocks; the int64 arrays that kernel and load generator read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from hoptrace.errors import InputError, UsageError
+from hoptrace.reader import Trace
+
+__all__ = ["Workload", "from_frame", "parse_rate", "workload"]
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests of a trace that can be replayed, sorted by arrival (ties by number). Arrays are int64.
+
+    Attributes:
+        request: [n] numbers of the requests in the trace.
+        arrival_ns: [n] on the trace's clock.
+        prompt_tokens, output_tokens: [n], at least 1. Prompt tokens that the recorded server found in its cache are prompt tokens
+            all the same: a replay's cache decides anew.
+        block_ptr: [n+1], block_id, block_end: [b] the prompts' leading blocks in CSR form. Equal ids mean equal text from the
+            start of the prompt (the hashes are chained); ``block_end`` is the prompt tokens through the block's end. Blocks in
+            characters are scaled by the request's own prompt_tokens ÷ prompt_chars and rounded down.
+        block_tokens: [distinct] the least number of tokens that the block covers in any request.
+        left_out: requests of the trace that are not here, by reason.
+        notes: what a reader has to know, in sentences.
+    """
+
+    request: _Ints
+    arrival_ns: _Ints
+    prompt_tokens: _Ints
+    output_tokens: _Ints
+    block_ptr: _Ints
+    block_id: _Ints
+    block_end: _Ints
+    block_tokens: _Ints
+    left_out: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """Number of requests."""
+        return len(self.request)
+
+    def at_rate(self, rate: Fraction | float) -> Workload:
+        """The same work with the arrivals ``rate`` times as close together; the first arrival stays where it is.
+
+        Raises:
+            UsageError: the rate is not a positive number.
+        """
+        exact = Fraction(rate).limit_denominator(10_000)
+        if exact <= 0:
+            raise UsageError(f"A rate of {rate} is not possible.", hint="Give a positive number: 1.5 is half as much again.")
+        if exact == 1 or not self.n:
+            return self
+        start = int(self.arrival_ns[0])
+        scaled = [start + (int(a) - start) * exact.denominator // exact.numerator for a in self.arrival_ns]
+        return replace(self, arrival_ns=np.array(scaled, dtype=np.int64))
+
+    def take(self, keep: np.ndarray[Any, Any]) -> Workload:
+        """Only the requests at the positions (or where the mask) ``keep`` says, in that order."""
+        index = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        counts = np.diff(self.block_ptr)[index]
+        ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        at = np.repeat(self.block_ptr[index] - ptr[:-1], counts) + np.arange(ptr[-1])
+        return replace(
+            self,
+            request=self.request[index],
+            arrival_ns=self.arrival_ns[index],
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            block_ptr=ptr,
+            block_id=self.block_id[at],
+            block_end=self.block_end[at],
+        )
+
+
+def workload(trace: Trace) -> Workload:
+    """The workload of a trace.
+
+    Requests that failed, or do not say how long they are, are left out and counted by reason.
+
+    Raises:
+        InputError: no request is left; says why.
+    """
+    columns = (
+        "request", "arrival_ns", "prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size", "block_unit",
+        "prompt_chars", "error",
+    )  # fmt: skip
+    return from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
+
+
+def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
+    """The workload in rows of `requests`; see :func:`workload`."""
+    reason = (
+        pl.when(pl.col("error").is_not_null()).then(pl.lit("failed"))
+        .when(pl.col("arrival_ns").is_null()).then(pl.lit("no arrival_ns"))
+        .when(pl.col("prompt_tokens").is_null()).then(pl.lit("no prompt_tokens"))
+        .when(pl.col("output_tokens").is_null()).then(pl.lit("no output_tokens"))
+        .when(pl.col("prompt_tokens") < 1).then(pl.lit("empty prompt"))
+        .when(pl.col("output_tokens") < 1).then(pl.lit("no output"))
+    )  # fmt: skip
+    frame = requests.with_columns(reason.alias("why"))
+    left_out = {str(w): int(n) for w, n in sorted(frame.drop_nulls("why").group_by("why").len().iter_rows())}
+    frame = frame.filter(pl.col("why").is_null()).sort("arrival_ns", "request")
+    if not frame.height:
+        why = "; ".join(f"{n} {w}" for w, n in left_out.items()) or "it has no requests"
+        raise InputError(f"Nothing in {name} can be replayed: {why}.", hint="A replay needs arrival, prompt and output length.")
+    notes = []
+    for why, n in left_out.items():
+        notes.append(f"{n} of {requests.height} requests are left out of the replay: {why}.")
+    blocks, unusable = _blocks(frame)
+    if unusable:
+        notes.append(f"The prefix blocks of {unusable} requests are not used: their size in tokens is unknown.")
+    ptr = np.zeros(frame.height + 1, dtype=np.int64)
+    np.cumsum(np.bincount(blocks["row"].to_numpy(), minlength=frame.height), out=ptr[1:])
+    distinct = 0 if not blocks.height else int(blocks["id"].max()) + 1  # type: ignore[arg-type]
+    least = np.full(distinct, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(least, blocks["id"].to_numpy(), blocks["size"].to_numpy())
+    return Workload(
+        *(frame[c].cast(pl.Int64).to_numpy().copy() for c in ("request", "arrival_ns", "prompt_tokens", "output_tokens")),
+        block_ptr=ptr,
+        block_id=blocks["id"].cast(pl.Int64).to_numpy().copy(),
+        block_end=blocks["end"].to_numpy().copy(),
+        block_tokens=least,
+        left_out=left_out,
+        notes=tuple(notes),
+    )
+
+
+def _blocks(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """One row per block of the (sorted) requests: row, id, end, size; and how many requests' blocks cannot be used."""
+    tokens, chars = pl.col("prompt_tokens"), pl.col("prompt_chars")
+    known = (pl.col("block_size") > 0) & (
+        (pl.col("block_unit") == "tokens") | ((pl.col("block_unit") == "characters") & (chars > 0))
+    )
+    rows = frame.with_row_index("row").filter(pl.col("prefix_blocks").list.len() > 0)
+    usable = rows.filter(known.fill_null(False))
+    end = (pl.col("j") + 1) * pl.col("block_size")
+    end = pl.when(pl.col("block_unit") == "characters").then(end * tokens // chars).otherwise(end)
+    blocks = (
+        usable.with_columns(pl.int_ranges(0, pl.col("prefix_blocks").list.len()).alias("j"))
+        .explode("prefix_blocks", "j")
+        .with_columns(pl.min_horizontal(end, tokens).cast(pl.Int64).alias("end"))
+        .with_columns((pl.col("end") - pl.col("end").shift(1, fill_value=0).over("row")).alias("size"))
+    )
+    key = ["hash_space", "prefix_blocks"]
+    ids = blocks.select(key).unique(maintain_order=True).with_row_index("id")
+    joined = blocks.join(ids, on=key, how="left", nulls_equal=True, maintain_order="left")
+    return joined.select(pl.col("row").cast(pl.Int64), pl.col("id").cast(pl.Int64), "end", "size"), rows.height - usable.height
+
+
+def parse_rate(text: str) -> Fraction:
+    """``1.5x`` or ``1.5`` as an exact number. UsageError if it is none, or not positive."""
+    try:
+        rate = Fraction(text.strip().lower().removesuffix("x"))
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if rate <= 0:
+        raise UsageError(f"{text!r} is not a rate.", hint="Give a positive number such as 1.5x: half as much load again.")
+    return rate
