@@ -1,0 +1,166 @@
+"""Requests one by one: the table of all of them with their parts, and one request in detail with those that ran beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from hoptrace.analysis.accounting import Accounting
+from hoptrace.analysis.parts import PARTS
+from hoptrace.errors import InputError
+from hoptrace.metrics import one_vantage, request_metrics
+from hoptrace.reader import Trace
+
+__all__ = ["NEIGHBOURS", "STATUSES", "Detail", "detail", "request_table", "thinned"]
+
+NEIGHBOURS = 12
+STATUSES = ("finished", "failed", "unfinished")
+_MOST_TOKENS = 4000
+_MOST_SPANS = 2000
+_CLASS_OF = {p.name: p.klass for p in PARTS}
+_LABEL_OF = {p.name: p.label for p in PARTS} | {"queue": "queue", "between": "between steps"}
+_REQUEST_COLUMNS = (
+    "request", "request_id", "session", "tenant", "model", "arrival_ns", "finish_ns",
+    "prompt_tokens", "output_tokens", "max_tokens", "finish_reason", "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Detail:
+    """One request.
+
+    Attributes:
+        row: its row of :func:`request_table`.
+        parts: its parts in ns by name, null where unseen; empty if it is not accounted for (failed, unfinished).
+        spans: start_ns, end_ns, label, class, server: its time as an ordered sequence. A ``queue`` span is of the class that
+            holds more of the request's queueing (room: coordination, full: capacity); ``parts`` has the exact split.
+        tokens: time_ns, index, count, as seen at one vantage; at most 4,000 emissions.
+        tokens_left_out: emissions beyond those.
+        neighbours: request, start_ns, end_ns, label, class: the spans of the requests that share most time with it, cut to its
+            life.
+        neighbours_all: how many requests share any time with it.
+    """
+
+    row: dict[str, Any]
+    parts: dict[str, int | None]
+    spans: pl.DataFrame
+    tokens: pl.DataFrame
+    tokens_left_out: int
+    neighbours: pl.DataFrame
+    neighbours_all: int
+
+
+def request_table(trace: Trace, accounting: Accounting) -> pl.DataFrame:
+    """One row per request, whatever became of it, sorted by ``request``.
+
+    Columns: identity and lengths as in `requests`; ``status`` (finished, failed, unfinished); ttft_ns, e2e_ns, tpot_ns, queue_ns,
+    cached_tokens as in :mod:`hoptrace.metrics` and the parts as in ``accounting`` (null for requests that they leave out);
+    ``largest_part`` (label) and ``largest_class``.
+    """
+    metrics = request_metrics(trace).select("request", "ttft_ns", "e2e_ns", "tpot_ns", "queue_ns", "cached_tokens")
+    columns = [p.column for p in PARTS]
+    largest = pl.concat_list(pl.col(c).fill_null(-1) for c in columns).list.arg_max()
+    known = accounting.parts.select("request", *columns).with_columns(
+        pl.when(pl.max_horizontal(columns) > 0).then(largest).alias("_largest")
+    )
+    status = (
+        pl.when(pl.col("error").is_not_null())
+        .then(pl.lit(STATUSES[1]))
+        .when(pl.col("finish_ns").is_null())
+        .then(pl.lit(STATUSES[2]))
+        .otherwise(pl.lit(STATUSES[0]))
+    )
+    numbers = list(range(len(PARTS)))
+    return (
+        trace.table("requests")
+        .select(_REQUEST_COLUMNS)
+        .with_columns(status.alias("status"))
+        .collect()
+        .join(metrics, on="request", how="left")
+        .join(known, on="request", how="left")
+        .with_columns(
+            pl.col("_largest").replace_strict(numbers, [p.label for p in PARTS], default=None).alias("largest_part"),
+            pl.col("_largest").replace_strict(numbers, [p.klass for p in PARTS], default=None).alias("largest_class"),
+        )
+        .drop("_largest")
+        .sort("request")
+    )
+
+
+def thinned(table: pl.DataFrame, by: str, most: int) -> pl.DataFrame:
+    """At most ``most`` rows: the greatest tenth by ``by`` whole (half of ``most`` at the most), and of the others every k-th."""
+    if table.height <= most:
+        return table
+    ranked = table.sort(by, "request", descending=[True, False], nulls_last=True)
+    top = min(max(1, table.height // 10), most // 2)
+    rest = ranked.slice(top)
+    every = -(-rest.height // (most - top))
+    return pl.concat([ranked.head(top), rest.gather_every(every)])
+
+
+def detail(trace: Trace, accounting: Accounting, table: pl.DataFrame, request: int) -> Detail:
+    """One request in detail. ``table`` is the trace's :func:`request_table`.
+
+    Raises:
+        InputError: there is no such request.
+    """
+    found = table.filter(pl.col("request") == request)
+    if found.is_empty():
+        raise InputError(f"The trace has no request {request}.")
+    row = found.row(0, named=True)
+    parts = {p.name: row[p.column] for p in PARTS} if row["request"] in accounting.parts["request"] else {}
+    tokens = (
+        one_vantage(trace.table("tokens").filter(pl.col("request") == request))
+        .select("time_ns", "sequence", "index", "count")
+        .sort("time_ns", "sequence", "index")
+        .collect()
+    )
+    beside, total = _neighbours(table, row)
+    spans = _classed(accounting.spans.filter(pl.col("request") == request), table)
+    others = _classed(accounting.spans.filter(pl.col("request").is_in(beside)), table)
+    end = row["finish_ns"]
+    inside = others.with_columns(pl.col("start_ns").clip(lower_bound=row["arrival_ns"]), pl.col("end_ns").clip(upper_bound=end))
+    return Detail(
+        row=row,
+        parts=parts,
+        spans=spans.drop("request").head(_MOST_SPANS),
+        tokens=tokens.head(_MOST_TOKENS),
+        tokens_left_out=max(0, tokens.height - _MOST_TOKENS),
+        neighbours=inside.filter(pl.col("end_ns") > pl.col("start_ns")).sort("request", "start_ns").head(_MOST_SPANS),
+        neighbours_all=total,
+    )
+
+
+def _neighbours(table: pl.DataFrame, row: dict[str, Any]) -> tuple[list[int], int]:
+    """The requests that share most time with it, and how many share any."""
+    if row["finish_ns"] is None:
+        return [], 0
+    begin = pl.max_horizontal(pl.col("arrival_ns"), pl.lit(row["arrival_ns"]))
+    end = pl.min_horizontal(pl.col("finish_ns"), pl.lit(row["finish_ns"]))
+    shared = (
+        table.filter((pl.col("request") != row["request"]) & pl.col("finish_ns").is_not_null())
+        .with_columns((end - begin).alias("shared_ns"))
+        .filter(pl.col("shared_ns") > 0)
+        .sort("shared_ns", "request", descending=[True, False])
+    )
+    return shared["request"].head(NEIGHBOURS).to_list(), shared.height
+
+
+def _classed(spans: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Spans with the class of each, and labels as people read them."""
+    more_room = pl.col("queue_room_ns").fill_null(0) > pl.col("queue_capacity_ns").fill_null(0)
+    unknown = pl.col("queue_unknown_ns").fill_null(0) > 0
+    queue = (
+        pl.when(unknown).then(pl.lit("unexplained")).when(more_room).then(pl.lit("coordination")).otherwise(pl.lit("capacity"))
+    )
+    by_request = table.select("request", queue.alias("_queue"))
+    kind = pl.col("label").replace_strict(_CLASS_OF | {"between": "coordination"}, default="unexplained")
+    return (
+        spans.join(by_request, on="request", how="left")
+        .with_columns(pl.when(pl.col("label") == "queue").then("_queue").otherwise(kind).alias("class"))
+        .with_columns(pl.col("label").replace(_LABEL_OF))
+        .drop("_queue")
+        .sort("request", "start_ns")
+    )

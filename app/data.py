@@ -1,0 +1,115 @@
+"""What the pages show, computed once per state of a trace and kept: pages ask here and nowhere else.
+
+A cached value is shared between sessions and reruns; no page changes one. (Streamlit leaves arguments whose name begins with an
+underscore out of the key, so the stamp is called ``version``.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import polars as pl
+import streamlit as st
+
+import hoptrace
+from hoptrace.analysis import report as report_module
+from hoptrace.analysis import request_detail
+from hoptrace.analysis import timeline as timeline_module
+from hoptrace.analysis.report import Report
+from hoptrace.analysis.request_detail import Detail
+from hoptrace.analysis.timeline import Timeline
+from hoptrace.app.traces import labels, resolve
+from hoptrace.manifest import FILE
+from hoptrace.reader import Trace
+
+__all__ = ["detail", "extent", "given", "name_of", "opened", "report", "request_table", "selected", "stamp", "timeline"]
+
+_KEPT = 16
+
+
+def given() -> list[str]:
+    """Paths of the traces that the dashboard was started with: the arguments behind ``--``, else the samples."""
+    return [str(p) for p in resolve(sys.argv[1:])]
+
+
+def name_of(path: str) -> str:
+    """The short name of one of the given traces."""
+    return labels([Path(p) for p in given()]).get(Path(path), Path(path).name)
+
+
+def stamp(path: str) -> int:
+    """A number that changes when the trace does: the manifest's time of change, and what its journals have grown to."""
+    folder = Path(path)
+    total = 0
+    with contextlib.suppress(OSError):
+        total = (folder / FILE).stat().st_mtime_ns
+        # A trace that is being recorded grows in its journals, and the manifest stays as it is.
+        total += sum(p.stat().st_size for p in folder.glob("*/*.journal"))
+    return total
+
+
+def opened(path: str) -> Trace:
+    """The trace at ``path``. InputError as `hoptrace.open`."""
+    return hoptrace.open(path)
+
+
+def selected() -> str:
+    """The path chosen in the sidebar."""
+    paths = given()
+    choice = st.session_state.get("trace")
+    return choice if choice in paths else paths[0]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def extent(path: str) -> tuple[int, int] | None:
+    """First and last instant of the trace."""
+    return _extent(path, stamp(path))
+
+
+@st.cache_data(max_entries=_KEPT, show_spinner=False)
+def _extent(path: str, version: int) -> tuple[int, int] | None:
+    return timeline_module.extent(opened(path))
+
+
+def timeline(path: str, from_ns: int, to_ns: int) -> Timeline:
+    """The series of a window."""
+    return _timeline(path, stamp(path), from_ns, to_ns)
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner="Reading the series …")
+def _timeline(path: str, version: int, from_ns: int, to_ns: int) -> Timeline:
+    return timeline_module.timeline(opened(path), from_ns, to_ns)
+
+
+def report(path: str) -> Report:
+    """Headline, latencies, accounting, ledger, coordination, and what cannot be seen."""
+    return _report(path, stamp(path))
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner="Accounting for the time …")
+def _report(path: str, version: int) -> Report:
+    return report_module.report(opened(path))
+
+
+def request_table(path: str) -> pl.DataFrame:
+    """All requests with their parts."""
+    return _request_table(path, stamp(path))
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner="Reading the requests …")
+def _request_table(path: str, version: int) -> pl.DataFrame:
+    return request_detail.request_table(opened(path), _report(path, version).accounting)
+
+
+def detail(path: str, request: int) -> Detail:
+    """One request in detail."""
+    return _detail(path, stamp(path), request)
+
+
+@st.cache_resource(max_entries=4 * _KEPT, show_spinner=False)
+def _detail(path: str, version: int, request: int) -> Detail:
+    return request_detail.detail(opened(path), _report(path, version).accounting, _request_table(path, version), request)

@@ -1,0 +1,263 @@
+"""The Overview page: what latency is made of, what moved, what arranging cost, and how far the trace can be believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import streamlit as st
+
+from hoptrace.analysis.composition import Composition
+from hoptrace.analysis.ledger import Ledger
+from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.report import Report
+from hoptrace.app import charts_overview as draw
+from hoptrace.app import data
+from hoptrace.app.view_origin import badge, origin
+from hoptrace.app.words import count, duration, kilobytes, per_second, plain, share
+from hoptrace.metrics import METRICS, Stat
+
+__all__ = ["latencies", "parts_frame", "show"]
+
+_ROWS = {"all": "mean of all", "p50": "around p50", "p95": "around p95", "p99": "around p99"}
+_LARGEST = 8
+_BASIS = {
+    "counted": "Counted: each was observed.",
+    "derived": "Derived: from descriptors, block sizes or the make-up of steps.",
+    "assumed": "Assumed: from the table of the mechanism.",
+}
+
+
+def show() -> None:
+    """Draw the page for the chosen trace."""
+    path = data.selected()
+    trace, report = data.opened(path), data.report(path)
+    st.title(plain(data.name_of(path)), anchor=False)
+    badge(trace.manifest)
+    st.markdown(f"#### {plain(report.headline, 600)}")
+    for text in report.warnings:
+        st.warning(plain(text, 400), icon=":material/warning:")
+    if report.accounting.compositions:
+        _three(report)
+        _accounting(report)
+        _latency(report)
+    else:
+        st.info(
+            "Latency needs requests with an end. This trace has none that finished, so there is nothing to account for. "
+            "A request log without times can be replayed: hoptrace replay T.trace --policy P -o out.trace"
+        )
+    _ledger(report.ledger)
+    _arranging(report)
+    origin(trace, report)
+
+
+def _three(report: Report) -> None:
+    left, middle, right = st.columns([6, 3, 3])
+    with left.container(border=True, height="stretch"):
+        st.markdown(
+            "**Latency by class**",
+            help="Class time ÷ end-to-end time, over all finished requests. Each nanosecond of a request is in "
+            "exactly one class. " + " ".join(f"**{k}**: {v}" for k, v in CLASSES.items()),
+        )
+        rows = [{"class": k, "share": v, "doc": CLASSES[k]} for k, v in report.accounting.shares["all"].items()]
+        st.altair_chart(draw.class_shares(pl.DataFrame(rows)))
+    with middle.container(border=True, height="stretch"):
+        _per_token(report.ledger)
+    with right.container(border=True, height="stretch"):
+        value = report.coordination.share
+        st.metric(
+            "Coordination share",
+            share(value.get("all")),
+            help="Coordination ÷ end-to-end time, over all finished requests: hand-overs, host work, waiting for a batch, and "
+            "queueing while the server has room. Waiting for a full server is capacity, not coordination.",
+        )
+        st.caption(f"{share(value.get('p50'))} around the median, {share(value.get('p99'))} around p99")
+
+
+def _per_token(ledger: Ledger) -> None:
+    rows = {r["basis"]: r for r in ledger.per_token(memory=False).to_dicts()}
+    help_text = (
+        "Sums over all moves but the compute's own memory ÷ output tokens of all requests. What was counted, derived and assumed "
+        "is never added up in one number. Transfers are separate messages, reads or descriptors."
+    )
+    if not rows or ledger.output_tokens in (None, 0):
+        st.metric("Moved per output token", "unknown", help=help_text)
+        st.caption("No moves were recorded." if not rows else "The number of output tokens is unknown.")
+        return
+    first = next((b for b in _BASIS if b in rows), next(iter(rows)))
+    st.metric("Moved per output token", kilobytes(rows[first]["bytes"]), help=help_text)
+    for basis, row in rows.items():
+        size = "" if basis == first else f"{kilobytes(row['bytes'])} in "
+        st.caption(f"{size}{count(row['moves'])} moves, {count(row['transfers'])} transfers, {plain(basis or 'basis unknown')}")
+
+
+def parts_frame(compositions: dict[str, Composition], names: dict[str, str]) -> pl.DataFrame:
+    """row, part, class, ns, share, doc: what the accounting chart and its table show. ``names``: composition → row."""
+    rows: list[dict[str, Any]] = []
+    for key, name in names.items():
+        whole = compositions.get(key)
+        if whole is None:
+            continue
+        shares = whole.part_shares
+        for p in PARTS:
+            row = {
+                "row": name,
+                "part": p.label,
+                "class": p.klass,
+                "ns": whole.parts[p.name],
+                "share": shares[p.name],
+                "doc": p.doc,
+            }
+            rows.append(row)
+    schema = {"row": pl.String, "part": pl.String, "class": pl.String, "ns": pl.Float64, "share": pl.Float64, "doc": pl.String}
+    return pl.DataFrame(rows, schema=schema)
+
+
+def _accounting(report: Report) -> None:
+    accounting = report.accounting
+    st.subheader(
+        "Where the time goes",
+        anchor=False,
+        help="Mean of each part over the requests around a percentile of end-to-end time: ±5 % of the ranks around the median, "
+        "±1 % around p95, ±0.5 % around p99, at least one request. The parts of a request add up to its latency exactly.",
+    )
+    frame = parts_frame(accounting.compositions, _ROWS)
+    st.altair_chart(draw.accounting(frame, list(_ROWS.values())))
+    behind = ", ".join(f"{_ROWS[k]}: {count(c.requests)}" for k, c in accounting.compositions.items())
+    st.caption(f"Requests behind the bars: {behind}. {' '.join(plain(n) for n in accounting.notes)}")
+    with st.expander("The same as a table"):
+        st.dataframe(_parts_table(frame), hide_index=True)
+
+
+def _parts_table(frame: pl.DataFrame) -> pl.DataFrame:
+    """One row per part, one column per bar, in words; parts that are 0 everywhere are left out, unseen ones are said."""
+    out = []
+    for p in PARTS:
+        rows = {r["row"]: r for r in frame.filter(pl.col("part") == p.label).to_dicts()}
+        if not rows or all(r["ns"] == 0 for r in rows.values()):
+            continue
+        shown = {
+            name: "not recorded" if r["ns"] is None else f"{duration(r['ns'])} ({share(r['share'])})" for name, r in rows.items()
+        }
+        out.append({"part": p.label, "class": p.klass, **shown, "what it is": p.doc, "needs": p.needs})
+    return pl.DataFrame(out)
+
+
+def latencies(metrics: dict[str, Stat]) -> pl.DataFrame:
+    """Latency distributions in words: metric, n, mean, p50, p95, p99, formula."""
+    return pl.DataFrame(
+        {
+            "metric": METRICS[name].title,
+            "values": s.n,
+            "mean": duration(s.mean_ns),
+            "p50": duration(s.p50_ns),
+            "p95": duration(s.p95_ns),
+            "p99": duration(s.p99_ns),
+            "formula": METRICS[name].formula,
+        }
+        for name, s in metrics.items()
+        if s.n
+    )
+
+
+def _latency(report: Report) -> None:
+    m = report.metrics
+    st.subheader("Latency and throughput", anchor=False, help="Only finished requests count; percentiles interpolate linearly.")
+    columns = st.columns(4)
+    facts = (
+        ("Requests finished", f"{count(m.finished)} of {count(m.requests)}", "failed"),
+        ("Output", per_second(m.output_tokens_per_s, "tokens"), "output_tokens_per_s"),
+        ("Throughput", per_second(m.requests_per_s, "req"), "requests_per_s"),
+    )
+    for column, (label, value, name) in zip(columns, facts, strict=False):
+        column.metric(label, value, help=f"{METRICS[name].formula}. {METRICS[name].doc}")
+    columns[3].metric("Duration", duration(m.duration_ns), help="First arrival to last finish, over finished requests.")
+    st.dataframe(latencies(m), hide_index=True)
+
+
+def _ledger(ledger: Ledger) -> None:
+    st.subheader(
+        "What moved",
+        anchor=False,
+        help="The largest rows of the ledger by bytes. Memory → compute is what the steps read and write of their own memory: "
+        "derived from the model's size and the steps' make-up.",
+    )
+    if ledger.rows.is_empty():
+        st.caption("No moves were recorded, and no steps from which memory traffic could be derived.")
+        return
+    largest = ledger.rows.sort("bytes", "object", "src", descending=[True, False, False], nulls_last=True).head(_LARGEST)
+    tokens = ledger.output_tokens
+    rates = [r["bytes_per_output_token"] for r in ledger.as_dict()["rows"]]
+    by_row = dict(zip(ledger.rows.select("object", "src", "dst", "mechanism", "basis").rows(), rates, strict=True))
+    shown = [
+        {
+            "object": r["object"],
+            "from": r["src"],
+            "to": r["dst"],
+            "how": r["mechanism"],
+            "bytes": kilobytes(r["bytes"]),
+            "per output token": kilobytes(by_row[(r["object"], r["src"], r["dst"], r["mechanism"], r["basis"])])
+            if tokens
+            else "unknown",
+            "moves": count(r["moves"]),
+            "transfers": count(r["transfers"]),
+            "control operations": count(r["control_ops"]),
+            "known": r["basis"],
+        }
+        for r in largest.to_dicts()
+    ]
+    config = {
+        "bytes": st.column_config.TextColumn(help="Σ payload bytes of the moves."),
+        "per output token": st.column_config.TextColumn(help="Σ bytes ÷ output tokens of all requests."),
+        "transfers": st.column_config.TextColumn(help="Separate messages, reads or descriptors."),
+        "control operations": st.column_config.TextColumn(help="Steps of the access paths that carry no payload."),
+        "known": st.column_config.TextColumn(help=" ".join(_BASIS.values())),
+    }
+    st.dataframe(pl.DataFrame(shown), hide_index=True, column_config=config)
+    if ledger.rows.height > _LARGEST:
+        st.caption(f"{count(_LARGEST)} of {count(ledger.rows.height)} rows; all of them: hoptrace report T.trace --json")
+
+
+def _arranging(report: Report) -> None:
+    c = report.coordination
+    if c.operations.is_empty() and c.os is None:
+        return
+    st.subheader(
+        "What arranging took", anchor=False, help="Recorded waits of coordination kinds, and what the operating system counted."
+    )
+    if c.os is not None:
+        columns = st.columns(4)
+        o = c.os
+        columns[0].metric(
+            "CPU time per output token",
+            duration(o.per_token(o.cpu_ns)),
+            help="CPU time of the server's processes ÷ output tokens.",
+        )
+        columns[1].metric(
+            "Waiting for a CPU",
+            share(o.run_delay_share),
+            help="Run-queue delay ÷ (run-queue delay + CPU time) of the server's processes: of the time in which they wanted a "
+            "CPU, how much they waited for one.",
+        )
+        columns[2].metric(
+            "Others' CPU share", share(o.foreign_cpu_share), help="Busy CPU time of the machine that was not the servers'."
+        )
+        switches = o.as_dict()["switches_per_output_token"]
+        columns[3].metric(
+            "Switches per output token", count(switches), help="Context switches of the server's processes ÷ output tokens."
+        )
+        if o.breaks:
+            st.caption(f"{count(o.breaks)} restarts or resets of counters: these sums are lower bounds.")
+    if not c.operations.is_empty():
+        rows = [
+            {
+                "kind": r["kind"],
+                "on": r["on"],
+                "operations": count(r["operations"]),
+                "per output token": count(r["per_output_token"]),
+                "time": duration(r["wait_ns"]),
+                "known": r["basis"],
+            }
+            for r in c.operations.to_dicts()
+        ]
+        st.dataframe(pl.DataFrame(rows), hide_index=True)

@@ -1,0 +1,178 @@
+"""The Time page: steps and what was in them, requests waiting and running, token rate, counters, on one time axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import streamlit as st
+
+from hoptrace.analysis.timeline import Timeline
+from hoptrace.app import charts_time as draw
+from hoptrace.app import data
+from hoptrace.app.words import count, duration, plain
+
+__all__ = ["show"]
+
+Window = tuple[int, int]
+_SHOWN_AT_FIRST = 6
+
+
+def show() -> None:
+    """Draw the page for the chosen trace."""
+    path = data.selected()
+    st.title("Time")
+    whole = data.extent(path)
+    if whole is None:
+        st.info("This trace has no requests, tokens, steps or counters, so there is nothing to lay on a time axis.")
+        return
+    shown, window = _choose(path, whole)
+    line = data.timeline(path, *window)
+    window_s = ((window[0] - whole[0]) / 1e9, (window[1] - whole[0]) / 1e9)
+    _say(line, whole, shown)
+    _requests(line, whole[0], window_s)
+    _steps(line, whole[0], window_s)
+    _tokens(line, whole[0], window_s)
+    _counters(line, whole[0], window_s)
+
+
+def _choose(path: str, whole: Window) -> tuple[Window, Window]:
+    """The range of the strip and the window chosen in it."""
+    stack: list[Window] = st.session_state.setdefault(f"strip of {path}", [])
+    shown = stack[-1] if stack else whole
+    strip = data.timeline(path, *shown)
+    key = f"strip {path} {shown}"
+    shown_s = ((shown[0] - whole[0]) / 1e9, (shown[1] - whole[0]) / 1e9)
+    kind, frame, value, unit = _strip_series(strip)
+    st.markdown(
+        f"**{kind}** over the range: drag to choose the window that the charts below show, double-click for all of it.",
+        help="The charts below always have the same number of bins, so a narrower window shows finer detail; from about 240 "
+        "steps down, each step is drawn by itself.",
+    )
+    chart = draw.strip(frame, value, unit, whole[0], shown_s)
+    state: Any = st.altair_chart(chart, key=key, on_select="rerun", selection_mode=draw.BRUSH)
+    window = _picked(state, whole[0], shown)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("Zoom in", disabled=window == shown, icon=":material/zoom_in:", help="The strip shows this window only."):
+            stack.append(window)
+            st.rerun()
+        if st.button("Back", disabled=not stack, icon=":material/undo:"):
+            stack.pop()
+            st.rerun()
+        since = duration(window[0] - whole[0]) if window[0] > whole[0] else "0 s"
+        st.caption(f"{since} to {duration(window[1] - whole[0])} of {duration(whole[1] - whole[0])}")
+    return shown, window
+
+
+def _strip_series(line: Timeline) -> tuple[str, pl.DataFrame, str, str]:
+    """What the strip shows: the best that the trace has."""
+    if not line.tokens.is_empty():
+        return "Output tokens per second", line.tokens, "tokens_per_s", "tokens/s"
+    if not line.steps.is_empty():
+        return "Time per step", line.steps.with_columns(pl.col("step_ns") / 1e6), "step_ns", "ms"
+    return "Arrivals per second", line.arrivals, "requests_per_s", "req/s"
+
+
+def _picked(state: Any, origin_ns: int, shown: Window) -> Window:
+    """The brushed window in ns, cut to what the strip shows; all of it if nothing is brushed."""
+    picked = (state or {}).get("selection", {}).get(draw.BRUSH, {})
+    ends = next((v for v in picked.values() if isinstance(v, list) and len(v) == 2), None) if picked else None
+    if not ends:
+        return shown
+    low, high = (origin_ns + round(float(x) * 1e9) for x in sorted(ends))
+    low, high = max(low, shown[0]), min(high, shown[1])
+    return (low, high) if high > low else shown
+
+
+def _say(line: Timeline, whole: Window, shown: Window) -> None:
+    if line.occupancy.is_empty() and line.steps.is_empty():
+        st.info(
+            "This trace knows when requests arrived, but not when they were worked on or finished: a request log has no more. "
+            "Replay it to see how a server would have handled them: hoptrace replay T.trace --policy P -o out.trace"
+        )
+
+
+def _requests(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
+    if not line.occupancy.is_empty():
+        _heading(
+            "Requests in the server",
+            "Mean over each bin of the number of requests in each state. Waiting: from arrival to the engine's first work. "
+            "Running: from there to the end. Where nobody saw the first work, waiting and running are not told apart.",
+        )
+        st.altair_chart(draw.occupancy(line.occupancy, origin, window_s))
+    if not line.arrivals.is_empty() and line.occupancy.is_empty():
+        _heading("Arrivals", "Requests that arrive in the bin ÷ the bin's width.")
+        st.altair_chart(draw.rate(line.arrivals, "requests_per_s", "req/s", origin, window_s))
+        if line.arrivals["prompt_tokens_per_s"].null_count() < line.arrivals.height:
+            _heading("Prompt tokens that arrive", "Prompt tokens of the requests that arrive in the bin ÷ the bin's width.")
+            st.altair_chart(draw.rate(line.arrivals, "prompt_tokens_per_s", "tokens/s", origin, window_s))
+
+
+def _steps(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
+    if line.steps.is_empty():
+        if not line.occupancy.is_empty():
+            st.caption("No steps lie in this window: the engine told of none, and none could be reconstructed.")
+        return
+    each = "Each bar is one step." if line.exact else "Mean over step time: a step counts in a bin by its share of the bin."
+    if (
+        line.steps["prefill_tokens"].null_count() < line.steps.height
+        or line.steps["decode_tokens"].null_count() < line.steps.height
+    ):
+        _heading("Tokens in a step", f"Prompt tokens computed and answer tokens generated in one engine iteration. {each}")
+        st.altair_chart(draw.batch(line.steps, origin, window_s))
+    _heading("Time per step", f"end_ns − start_ns of a step. {each} The tick is the longest step in the bin.")
+    st.altair_chart(draw.step_time(line.steps, origin, window_s))
+    if line.steps["kv_used_tokens"].null_count() < line.steps.height:
+        _heading("KV places in use", f"Tokens whose keys and values the server holds. {each}")
+        st.altair_chart(draw.rate(line.steps, "kv_used_tokens", "tokens", origin, window_s))
+
+
+def _tokens(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
+    if line.tokens.is_empty():
+        return
+    _heading(
+        "Output tokens per second",
+        "Tokens seen in the bin, at one vantage per request, ÷ the bin's width. A bin with a chunk of unknown size is empty.",
+    )
+    st.altair_chart(draw.rate(line.tokens, "tokens_per_s", "tokens/s", origin, window_s))
+
+
+def _counters(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
+    if line.counters.is_empty():
+        return
+    st.subheader("Counters", help="Cumulative counters are shown as rates: difference of two samples ÷ the time between them.")
+    series = line.counters.select("entity", "name", "direction").unique(maintain_order=True).rows()
+    names = {f"{entity} {name} {direction}".strip(): (entity, name, direction) for entity, name, direction in series}
+    picked = st.multiselect(
+        "Series", list(names), default=_first(list(names)), label_visibility="collapsed", placeholder="Choose counters"
+    )
+    if line.counters_left_out:
+        st.caption(f"{count(line.counters_left_out)} more series are in the trace; see them with `hoptrace sql`.")
+    for label in picked:
+        entity, name, direction = names[label]
+        key = (pl.col("entity") == entity) & (pl.col("name") == name) & (pl.col("direction") == direction)
+        frame = line.counters.filter(key)
+        unit, scale = _unit(frame["unit"][0], bool(frame["per_second"][0]))
+        st.caption(plain(label))
+        st.altair_chart(draw.counter(frame, unit, scale, origin, window_s))
+
+
+def _first(labels: list[str]) -> list[str]:
+    """Those that people ask for first: processor time, waiting for a processor, busy slots, memory."""
+    asked = ("cpu", "run_queue", "run_delay", "rundelay", "slots", "processing", "deferred", "rss", "kv")
+    hits = [x for word in asked for x in labels if word in x.lower()]
+    return list(dict.fromkeys(hits))[:_SHOWN_AT_FIRST] or labels[:_SHOWN_AT_FIRST]
+
+
+def _unit(unit: str | None, per_second: bool) -> tuple[str, float]:
+    """The unit to show and the factor to it."""
+    if unit == "ns":
+        return ("s per s", 1e-9) if per_second else ("ms", 1e-6)
+    if unit == "bytes":
+        return ("KiB/s", 1 / 1024) if per_second else ("MiB", 1 / 1024**2)
+    shown = "" if unit in (None, "", "1") else str(unit)
+    return (f"{shown}/s" if per_second else shown or "value"), 1.0
+
+
+def _heading(title: str, formula: str) -> None:
+    st.markdown(f"**{title}**", help=formula)
