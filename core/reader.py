@@ -55,15 +55,18 @@ class Trace:
                 only when the frame is collected, as Polars' own error.
         """
         spec = table(name)
-        while True:
-            try:
-                return self._table(spec)
-            except FileNotFoundError as e:
-                # A live writer has turned a journal into a part since the manifest was read: then it says so by now.
-                fresh = read_manifest(self.path)
-                if fresh.tables.get(name) == self.manifest.tables.get(name):
-                    raise InputError(f"{e.filename} is missing though the manifest names it.", hint=_RESTORE) from None
-                self.manifest = fresh
+        parts = self.manifest.tables.get(name, [])
+        # The newest first: a live writer that goes on to the next journal meanwhile would leave a gap between what was read of the
+        # one before and what stands in the next.
+        pieces = [piece for part in reversed(parts) if (piece := self._piece(part, spec)) is not None][::-1]
+        if not pieces:
+            return pl.LazyFrame(schema=_dtypes(name))
+        frame = pl.concat([f for f, _ in pieces], how="diagonal") if len(pieces) > 1 else pieces[0][0]
+        if spec.merge and not _merged(parts):
+            frame = merge_rows(frame, spec)
+        if name == "tokens":
+            frame = one_vantage(frame, [seen for _, seen in pieces])
+        return frame
 
     def rows(self, name: str) -> int:
         """Rows of a table, as :meth:`table` gives them."""
@@ -110,32 +113,28 @@ class Trace:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _table(self, spec: Table) -> pl.LazyFrame:
-        parts = self.manifest.tables.get(spec.name, [])
-        frames: list[pl.LazyFrame] = []
-        seen: list[set[str | None] | None] = []
-        for part in parts:
-            path = self._path(part)
+    def _piece(self, part: Part, spec: Table) -> tuple[pl.LazyFrame, set[str | None] | None] | None:
+        """The rows of one file and, of tokens, the vantages in it; null if there are none."""
+        tokens = spec.name == "tokens"
+        path = self._path(part)
+        try:
+            if part.kind == "parquet":
+                return _scan(path, spec), vantages_of_part(path) if tokens else None
+            data = read_journal(path).table()
+        except FileNotFoundError:
             if part.kind == "journal":
-                data = read_journal(path).table()
-                if data is None:
-                    continue
-                data = conform(data, spec)
-                frames.append(pl.from_arrow(data).lazy())  # type: ignore[union-attr]
-                if spec.name == "tokens":
-                    seen.append(vantages_of_rows(data))
-            else:
-                frames.append(_scan(path, spec))
-                if spec.name == "tokens":
-                    seen.append(vantages_of_part(path))
-        if not frames:
-            return pl.LazyFrame(schema=_dtypes(spec.name))
-        frame = pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
-        if spec.merge and not _merged(parts):
-            frame = merge_rows(frame, spec)
-        if spec.name == "tokens":
-            frame = one_vantage(frame, seen)
-        return frame
+                # A live writer has turned it into a part since the manifest was read; then the manifest says so by now.
+                now = read_manifest(self.path).tables.get(spec.name, [])
+                if part not in now:
+                    successor = next((p for p in now if p.file == part.file.removesuffix(".journal") + ".parquet"), None)
+                    return self._piece(successor, spec) if successor else None
+            raise InputError(f"{path} is missing though the manifest names it.", hint=_RESTORE) from None
+        if data is None:
+            return None
+        data = conform(data, spec)
+        frame = pl.from_arrow(data)
+        assert isinstance(frame, pl.DataFrame)
+        return frame.lazy(), vantages_of_rows(data) if tokens else None
 
     def _path(self, part: Part) -> Path:
         path = self.path / part.file
@@ -153,8 +152,8 @@ def _scan(path: Path, spec: Table) -> pl.LazyFrame:
     try:
         frame = pl.scan_parquet(path, glob=False)
         have = frame.collect_schema()
-    except FileNotFoundError as e:
-        raise FileNotFoundError(e.errno, e.strerror, str(path)) from None
+    except FileNotFoundError:
+        raise
     except (pl.exceptions.PolarsError, OSError) as e:
         why = (str(e).splitlines() or [type(e).__name__])[0]
         raise InputError(f"{path} is damaged ({why}).", hint=_RESTORE) from None

@@ -45,10 +45,12 @@ def to_arrow(rows: Sequence[Mapping[str, Any]], spec: Table) -> tuple[pa.Table, 
             arrays.append(_array(kept, column))
             if bad:
                 what = f"{spec.name}.{column.name}: not {column.type}"
-                counts = losses.rows if column.required else losses.values
-                counts[what] = len(bad)
-                if column.required:
-                    gone.update(bad)
+                if not column.required:
+                    losses.values[what] = len(bad)
+                elif lost := set(bad) - gone:
+                    # A row is lost once, however many of its values are bad.
+                    losses.rows[what] = len(lost)
+                    gone |= lost
     data = pa.Table.from_arrays(arrays, schema=spec.arrow)
     if gone:
         data = data.filter(pa.array([i not in gone for i in range(len(rows))]))

@@ -12,8 +12,8 @@ _INTRO = f"""# The trace schema, version {VERSION}
 
 Generated from `core/schema.py` by `python -m hoptrace.schema_docs > docs/schema.md`; a test holds the two equal.
 
-A trace is a folder `NAME.trace/` with `manifest.json` and one folder per table. Each table is one or more Parquet parts, sorted as
-given below; while a trace is being written the newest rows are in a journal (checksummed Arrow frames), which becomes a part. The
+A trace is a folder `NAME.trace/` with `manifest.json` and one folder per table. Each table is one or more Parquet parts, sorted
+as given below; while a trace is written its newest rows are in a journal (checksummed Arrow frames), which becomes a part. The
 manifest names the files: read those, never glob.
 
 Times are int64 nanoseconds since 1970 on one trace clock (the lead host's CLOCK_MONOTONIC plus an offset fixed at the start).

@@ -1,0 +1,17 @@
+"""Set-up of all tests: helpers in tests/support are plain modules, and no test is judged by the clock."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+# With --import-mode=importlib nothing puts this folder there: `from support.x import …` must work.
+sys.path.insert(0, str(Path(__file__).parent))
+
+# deadline=None: the machine may be busy, and a slow example is no failure. derandomize: the same examples on each run, so that a
+# red run is about the change and not about luck; `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=500)
+settings.load_profile("default")
