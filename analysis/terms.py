@@ -40,8 +40,8 @@ _COORDINATION = [
         "coordination share",
         "share of e2e",
         "Σ coordination ÷ Σ e2e",
-        "How much of what users waited for was arranging. An overloaded server shows capacity, not coordination. At a percentile: "
-        "over the requests around it by end-to-end time.",
+        "How much of what users waited for was arranging. An overloaded server shows capacity, not coordination. At a "
+        "percentile: over the requests around it by end-to-end time.",
     ),
     Term(
         "operations_per_token",
@@ -49,8 +49,8 @@ _COORDINATION = [
         "operations per token",
         "operations/token",
         "Σ count of waits of a kind ÷ output tokens",
-        "Recorded waits of coordination kinds, whether a request or a step waited. Transfer, recompute, queue and capacity belong "
-        "to other figures.",
+        "Recorded waits of coordination kinds, whether a request or a step waited. Transfer, recompute, queue and capacity "
+        "belong to other figures.",
         _sql("coordination_waits"),
     ),
     Term(
@@ -59,7 +59,7 @@ _COORDINATION = [
         "semantic density",
         "bytes/operation",
         "payload bytes ÷ control operations",
-        "How much is carried for each operation that only arranges. Over the moves that know both, counted and assumed ones apart.",
+        "How much is carried for each operation that only arranges. Over the moves that know both; counted and assumed apart.",
         _sql("coordination_density"),
     ),
     Term(
@@ -91,8 +91,8 @@ _LEDGER = [
         "amplification",
         "×",
         "bytes moved for an object over all links ÷ its size, counted once",
-        "How often an object was carried: 1 would be each byte once over one link. Given where the size is known: weights (manifest), "
-        "KV (as written), tokens (4 bytes an id, assumed), prompts (1 byte a character, assumed).",
+        "How often an object was carried: 1 would be each byte once over one link. Given where the size is known: weights "
+        "(manifest), KV (as written), tokens (4 bytes an id, assumed), prompts (1 byte a character, assumed).",
     ),
     Term(
         "reuse",

@@ -35,7 +35,8 @@ def command(metric: str | None, as_json: bool) -> None:
             if t.kind != kind:
                 kind = t.kind
                 click.echo(f"{'' if t is known[0] else chr(10)}{kind[0].upper() + kind[1:]}")
-            click.echo(f"  {t.name:<{width}}  {t.doc.split('. ')[0].rstrip('.')}")
+            # A metric is best told by its formula, a part or a class by its meaning.
+            click.echo(f"  {t.name:<{width}}  {t.formula if t.kind == 'metric' else t.doc.split('. ')[0].rstrip('.')}")
         return
     t = find(metric)
     if as_json:
@@ -45,4 +46,4 @@ def command(metric: str | None, as_json: bool) -> None:
     click.echo(click.wrap_text(t.doc, width=100))
     click.echo(f"\nFormula: {t.formula}")
     if t.sql:
-        click.echo(f'\nSQL (hoptrace sql TRACE "…"):\n\n{t.sql}')
+        click.echo(f"\nSQL, for `hoptrace sql TRACE`:\n\n{t.sql}")
