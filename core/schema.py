@@ -388,7 +388,10 @@ COVERAGE = Table(
         Column("fraction", _FLOAT, "", "Share of what happened that was recorded, if it is known."),
         _SOURCE,
     ),
+    # A live session moves `to_ns` on each second, so that a kill leaves what was covered until then.
+    key=("table", "server", "source", "from_ns"),
     sort=("from_ns",),
+    merge=True,
 )
 
 TABLES: dict[str, Table] = {

@@ -33,6 +33,7 @@ class Stats:
     failed: int = 0
     cancelled: int = 0
     tokens: int = 0
+    rows: int = 0
     faults: int = 0
     counts_differ: int = 0
     counts_untold: int = 0
@@ -63,6 +64,11 @@ class Recorder:
         self._next += 1
         self.stats.started += 1
         return exchange
+
+    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Hand rows to the writer."""
+        self.writer.append(table, rows)
+        self.stats.rows += len(rows)
 
     def fault(self, error: Exception) -> None:
         """Count a fault of the recorder itself."""
@@ -109,7 +115,7 @@ class Exchange:
         self._stage: dict[str, Any] = self._common | {
             "sequence": 0, "attempt": 0, "stage": 0, "server": recorder.server, "role": "both",
         }  # fmt: skip
-        recorder.writer.append("requests", [self._row])
+        recorder.append("requests", [self._row])
 
     # -- the request --------------------------------------------------------------------------------------------------
 
@@ -119,12 +125,12 @@ class Exchange:
         self._enqueued_ns = enqueued_ns
         self._sent_bytes, self._sent_reads = size, reads
         self._stage["enqueued_ns"] = enqueued_ns
-        self.recorder.writer.append("stages", [self._stage])
+        self.recorder.append("stages", [self._stage])
         wait = {
             "start_ns": self._received_ns, "end_ns": enqueued_ns, "server": self.recorder.server, "kind": "message",
             "on": "proxy", "count": 1, "basis": "counted",
         }  # fmt: skip
-        self.recorder.writer.append("waits", [self._common | wait])
+        self.recorder.append("waits", [self._common | wait])
 
     def describe(self, body: bytes) -> Prompt | None:
         """Read what the body asks for; gives the prompt if its blocks are to be hashed. Called after the request went on."""
@@ -154,7 +160,7 @@ class Exchange:
         if prompt is not None and prompt.tokens is not None:
             self._row["prompt_tokens"] = len(prompt.tokens)
         if self._ended:
-            self.recorder.writer.append("requests", [self._row])
+            self.recorder.append("requests", [self._row])
         return prompt
 
     def hashes(self, prompt: Prompt) -> Iterator[int]:
@@ -171,7 +177,7 @@ class Exchange:
             "block_unit": prompt.unit,
         }  # fmt: skip
         if self._ended:
-            self.recorder.writer.append("requests", [self._row])
+            self.recorder.append("requests", [self._row])
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -188,7 +194,7 @@ class Exchange:
         self.recorder.stats.tokens += self._answer.read(data, now_ns, late)
 
     def _tokens(self, rows: list[dict[str, Any]]) -> None:
-        self.recorder.writer.append("tokens", [self._common | {"vantage": "proxy"} | row for row in rows])
+        self.recorder.append("tokens", [self._common | {"vantage": "proxy"} | row for row in rows])
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -248,7 +254,7 @@ class Exchange:
         if times is not None:
             self._row["scheduled_ns"], self._row["engine_first_token_ns"] = times
             self._stage["scheduled_ns"] = times[0]
-        append = self.recorder.writer.append
+        append = self.recorder.append
         append("requests", [self._row])
         append("stages", [self._stage])
         append("moves", self._moves())
