@@ -5,7 +5,7 @@ Three rules hold for all of them.
 * A *finished* request has ``finish_ns`` and no ``error``. Failed and unfinished ones are counted, never averaged in.
 * Percentiles interpolate linearly between the two closest ranks (Hyndman and Fan's type 7: numpy's default, DuckDB's
   ``quantile_cont``); results are rounded to whole nanoseconds, halves up.
-* Tokens are read at one vantage per request (client before proxy before engine), so nothing is counted twice.
+* Tokens are those that the reader gives: one vantage per request (:mod:`hoptrace.vantage`), so nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from hoptrace import vantage
 from hoptrace.metrics_sql import METRICS, Metric
 from hoptrace.reader import Trace
 
-__all__ = ["METRICS", "Metric", "Stat", "Summary", "emissions", "itl_ns", "one_vantage", "request_metrics", "stat", "summary"]
-
-_RANK = {"client": 0, "proxy": 1, "engine": 2}
+__all__ = [
+    "METRICS",
+    "Metric",
+    "Stat",
+    "Summary",
+    "emissions",
+    "itl_ns",
+    "one_vantage",
+    "reads",
+    "request_metrics",
+    "stat",
+    "summary",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +123,22 @@ def request_metrics(trace: Trace) -> pl.DataFrame:
 
 
 def one_vantage(tokens: pl.LazyFrame) -> pl.LazyFrame:
-    """The rows of ``tokens`` of each request's best vantage: client, else proxy, else engine, else unnamed."""
-    rank = pl.col("vantage").replace_strict(_RANK, default=3, return_dtype=pl.Int8)
-    return tokens.filter(rank == rank.min().over("request"))
+    """The rows of ``tokens`` of one vantage per request. ``Trace.table("tokens")`` gives just those; this is for frames from
+    elsewhere."""
+    return vantage.one_vantage(tokens, [None])
 
 
-def emissions(trace: Trace) -> pl.DataFrame:
-    """What arrived in one read, one row per read of a finished request: request, sequence, index, time_ns, count, gap_ns,
-    coalesced.
+def reads(tokens: pl.LazyFrame) -> pl.LazyFrame:
+    """What arrived in one read, sorted by request, sequence and index.
 
     Emissions marked ``coalesced`` came in one read with the one before: they are joined to it, since the gap between them is the
-    network's and not the server's. ``count`` is null where it is neither given nor told by the next emission's index.
-    ``gap_ns`` is the time since the read before, null for the first; over a request the gaps add up to its decode time, last
-    token − first token.
+    network's and not the server's. Columns: request, sequence, index, begin_ns, time_ns (first and last emission of the read),
+    count (null where it is neither given nor told by the next emission's index), emissions.
     """
     key = ["request", "sequence"]
     joined = pl.col("coalesced").fill_null(False)
-    frame = (
-        one_vantage(trace.table("tokens").join(_finished(trace.table("requests")).select("request"), on="request", how="semi"))
-        .with_columns(pl.col("sequence").fill_null(0))
+    return (
+        tokens.with_columns(pl.col("sequence").fill_null(0))
         .sort(*key, "index")
         .with_columns(
             pl.coalesce("count", pl.col("index").shift(-1).over(key) - pl.col("index")).alias("count"),
@@ -142,15 +150,28 @@ def emissions(trace: Trace) -> pl.DataFrame:
             pl.col("time_ns").min().alias("begin_ns"),
             pl.col("time_ns").max(),
             pl.when(pl.col("count").is_null().any()).then(None).otherwise(pl.col("count").sum()).alias("count"),
-            (pl.len() > 1).alias("coalesced"),
+            pl.len().cast(pl.Int64).alias("emissions"),
         )
-        # The first read is timed by its first token (that is TTFT), the others by their last, so that the gaps add up.
-        .with_columns(
-            pl.when(pl.col("read") == pl.col("read").min().over(key)).then("begin_ns").otherwise("time_ns").alias("time_ns")
-        )
-        .with_columns((pl.col("time_ns") - pl.col("time_ns").shift(1).over(key)).alias("gap_ns"))
+        .drop("read")
     )
-    return frame.select(*key, "index", "time_ns", "count", "gap_ns", "coalesced").collect()
+
+
+def emissions(trace: Trace) -> pl.DataFrame:
+    """The reads of finished requests: request, sequence, index, time_ns, count, gap_ns, coalesced (more than one emission).
+
+    ``gap_ns`` is the time since the read before, null for the first; over a request the gaps add up to its decode time, last
+    token − first token. The first read is timed by its first emission (that is TTFT), the others by their last.
+    """
+    key = ["request", "sequence"]
+    finished = _finished(trace.table("requests")).select("request")
+    first = pl.int_range(pl.len()).over(key) == 0
+    return (
+        reads(trace.table("tokens").join(finished, on="request", how="semi"))
+        .with_columns(pl.when(first).then("begin_ns").otherwise("time_ns").alias("time_ns"))
+        .with_columns((pl.col("time_ns") - pl.col("time_ns").shift(1).over(key)).alias("gap_ns"))
+        .select(*key, "index", "time_ns", "count", "gap_ns", (pl.col("emissions") > 1).alias("coalesced"))
+        .collect()
+    )
 
 
 def itl_ns(trace: Trace) -> pl.DataFrame:
@@ -160,9 +181,9 @@ def itl_ns(trace: Trace) -> pl.DataFrame:
     chunks of 1, 4, 2 and 5 tokens give 11 values whose sum is the decode time. Tokens of the first read have no gap, emissions
     of unknown count no ITL; neither is in the result.
     """
-    reads = emissions(trace).lazy().filter(pl.col("gap_ns").is_not_null() & (pl.col("count") > 0))
+    timed = emissions(trace).lazy().filter(pl.col("gap_ns").is_not_null() & (pl.col("count") > 0))
     return (
-        reads.with_columns(pl.int_ranges(0, pl.col("count")).alias("j"))
+        timed.with_columns(pl.int_ranges(0, pl.col("count")).alias("j"))
         .explode("j")
         .select(
             "request",

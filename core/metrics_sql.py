@@ -45,12 +45,10 @@ _QUEUE = f"""{_STAT}(
 )"""
 
 _ITL = f"""\
-WITH seen AS (  -- one vantage per request
+WITH seen AS (
   SELECT t.request, coalesce(t.sequence, 0) AS sequence, t.index, t.time_ns, t.count, coalesce(t.coalesced, false) AS coalesced
   FROM tokens t JOIN requests r USING (request)
   WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
-  QUALIFY coalesce(list_position(['client', 'proxy', 'engine'], t.vantage), 4)
-        = min(coalesce(list_position(['client', 'proxy', 'engine'], t.vantage), 4)) OVER (PARTITION BY t.request)
 ), numbered AS (  -- emissions that came in one read belong together
   SELECT *, coalesce(count, lead(index) OVER w - index) AS n,
          sum(CASE WHEN coalesced THEN 0 ELSE 1 END) OVER (w ROWS UNBOUNDED PRECEDING) AS read
@@ -102,8 +100,7 @@ METRICS: dict[str, Metric] = {
             "An emission may hold several tokens (a chunk, accepted drafts): its gap is shared out evenly among them, so a "
             "request's ITLs add "
             "up to its decode time. Emissions that came in one read count as one, since the gap between them is the "
-            "network's. Read at one "
-            "vantage per request: client, else proxy, else engine.",
+            "network's. Tokens are read at one vantage per request.",
             _ITL,
         ),
         Metric(

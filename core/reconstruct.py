@@ -1,0 +1,204 @@
+"""Steps and residency of a trace: as recorded, or reconstructed from token times where the engine tells nothing of its iterations.
+
+The reconstruction rests on how continuous batching works (llama.cpp's loop, and in this like vLLM's): an iteration takes one token of
+every sequence that generates, then prompt tokens up to the batch; its tokens are sent together when it is done; new requests are picked
+up between iterations. What it cannot see is said in :attr:`Steps.note`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from hoptrace import metrics, schema
+from hoptrace.kv import step_bytes
+from hoptrace.manifest import Server
+from hoptrace.reconstruct_cluster import cluster, hides_steps, typical_step_ns
+from hoptrace.reconstruct_prefill import Placed, Prompt, first_steps, place, step_starts
+from hoptrace.reconstruct_rows import decode_shares, lay_out, residency_rows, step_rows
+
+if TYPE_CHECKING:
+    from hoptrace.reader import Trace
+    from hoptrace.writer import TraceWriter
+
+__all__ = ["Steps", "reconstruct", "steps_of", "store_steps"]
+
+SOURCE = "reconstruct"
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """``steps`` and ``residency`` with the columns of the schema, sorted; ``origin``: observed, reconstructed or replayed (several:
+    joined by commas; "" if there is none); ``note``: what a reader has to know, or null."""
+
+    steps: pl.DataFrame
+    residency: pl.DataFrame
+    origin: str
+    note: str | None = None
+
+
+def steps_of(trace: Trace) -> Steps:
+    """The steps that the trace holds or, if it holds none, those that its tokens tell."""
+    if not trace.has("steps"):
+        return reconstruct(trace)
+    steps = trace.table("steps").sort("server", "dp_rank", "step").collect()
+    residency = trace.table("residency").sort("request", "first_step").collect()
+    notes = [n for n in trace.manifest.notes if n.startswith(_PREFIX)]
+    return Steps(steps, residency, ", ".join(sorted(steps["origin"].drop_nulls().unique().to_list())), " ".join(notes) or None)
+
+
+def store_steps(writer: TraceWriter, steps: Steps) -> None:
+    """Write reconstructed steps into a trace that is being written, with their coverage and the note. Nothing if there are none."""
+    if steps.steps.is_empty():
+        return
+    writer.append_arrow("steps", steps.steps.to_arrow())
+    writer.append_arrow("residency", steps.residency.to_arrow())
+    rows = []
+    for (server,), s in steps.steps.group_by(["server"], maintain_order=True):
+        span = {"server": server, "from_ns": s["start_ns"].min(), "to_ns": s["end_ns"].max(), "source": SOURCE}
+        rows.append({"table": "steps", "columns": [c for c in s.columns if s[c].null_count() < s.height], **span})
+        rows.append({"table": "residency", "columns": None, **span})
+    writer.append("coverage", rows)
+    if steps.note:
+        note = steps.note
+        writer.update(lambda m: m.notes.append(note))
+
+
+_PREFIX = "Steps were reconstructed"
+
+
+def reconstruct(trace: Trace) -> Steps:
+    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens."""
+    units = _units(trace)
+    reads = metrics.reads(trace.table("tokens")).collect().join(units.select("request", "sequence", "unit", "server"), on=["request", "sequence"])
+    if reads.is_empty():
+        return Steps(_empty("steps"), _empty("residency"), "", "No token times were recorded, so no steps can be told.")
+    all_steps, all_runs, notes = [], [], []
+    for (name,), mine in units.group_by(["server"], maintain_order=True):
+        server = trace.manifest.server(str(name)) or Server(name=str(name))
+        part = reads.filter(pl.col("server") == name)
+        if part.is_empty():
+            continue
+        steps, runs, note = _one_server(server, mine, part)
+        all_steps.append(step_bytes(steps, server))
+        all_runs.append(runs)
+        notes += note
+    note = f"{_PREFIX} from token times: a step ends when its last token was seen." + "".join(f" {n}" for n in notes)
+    return Steps(
+        pl.concat(all_steps).sort("server", "step"), pl.concat(all_runs).sort("request", "sequence", "first_step"), "reconstructed", note
+    )
+
+
+def _units(trace: Trace) -> pl.DataFrame:
+    """One row per sequence that emitted, sorted: unit, request, sequence, server, prompt_tokens, cached_tokens, scheduled_ns, available_ns."""
+    stays = (
+        trace.table("stages")
+        .filter(~pl.col("role").is_in(["route", "encode", "prefill"]).fill_null(False))
+        .sort("request", "attempt", "stage", nulls_last=False)
+        .group_by("request")
+        .agg(pl.col("server", "scheduled_ns", "enqueued_ns", "cached_tokens").last())
+        .rename({"scheduled_ns": "stay_scheduled_ns"})
+    )
+    only = trace.manifest.server(None)
+    return (
+        trace.table("tokens")
+        .select("request", pl.col("sequence").fill_null(0))
+        .unique()
+        .join(trace.table("requests").select("request", "prompt_tokens", "scheduled_ns", "queued_ns", "received_ns", "arrival_ns"), on="request", how="left")
+        .join(stays, on="request", how="left")
+        .select(
+            "request",
+            "sequence",
+            pl.col("server").fill_null(only.name if only else "server"),
+            "prompt_tokens",
+            "cached_tokens",
+            pl.coalesce("stay_scheduled_ns", "scheduled_ns").alias("scheduled_ns"),
+            pl.coalesce("enqueued_ns", "queued_ns", "received_ns", "arrival_ns").alias("available_ns"),
+        )
+        .sort("server", "request", "sequence")
+        .with_columns(pl.int_range(pl.len()).over("server").alias("unit"))
+        .collect()
+    )
+
+
+def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    reads = reads.sort("unit", "index").with_columns(pl.col("count").fill_null(1).alias("tokens"))
+    unit, time, count = (reads[c].to_numpy() for c in ("unit", "time_ns", "tokens"))
+    hidden = hides_steps(unit, time, count)
+    order = np.lexsort((unit, time))
+    step_by_time, _, end, seen = cluster(
+        unit[order], time[order], count[order], units.height, hidden=hidden, step_ns=typical_step_ns(unit, time, count)
+    )
+    step = np.empty_like(step_by_time)
+    step[order] = step_by_time
+    opening = np.concatenate(([True], unit[1:] != unit[:-1]))
+    last = step[opening]  # by unit: the step of the first token
+
+    shares = decode_shares(unit, step, count, reads["index"].to_numpy(), opening, units["prompt_tokens"], hidden=hidden)
+    decoding = np.bincount(shares["step"], minlength=len(end)).astype(np.int64)
+    picked_up = units["scheduled_ns"].fill_null(units["available_ns"]).fill_null(_NEVER).to_numpy()
+    start = step_starts(end, decoding, last, picked_up)
+    prompts = _prompts(units, last, first_steps(start, last, picked_up))
+    placed = place(prompts, start, end - start, decoding, server.max_batched_tokens)
+    lines = lay_out(start, end, decoding, placed, server.max_batched_tokens)
+    steps = step_rows(lines, shares, units, unit, step)
+    runs = residency_rows(lines, shares, units)
+    named = [pl.lit(server.name).alias("server"), pl.lit(0, pl.Int64).alias("dp_rank"), pl.lit(SOURCE).alias("source")]
+    steps = _conform(steps.with_columns(*named, pl.lit(0, pl.Int64).alias("pp_rank"), pl.lit("reconstructed").alias("origin")), "steps")
+    return steps, _conform(runs.with_columns(*named), "residency"), _remarks(seen, placed, reads, units)
+
+
+_NEVER = np.iinfo(np.int64).min
+
+
+def _prompts(units: pl.DataFrame, last: _Ints, first: _Ints) -> list[Prompt]:
+    """The prompts in the order of their first token; a request's further sequences share the first one's and have none."""
+    out = []
+    rows = units.select("unit", "request", "sequence", "prompt_tokens", "cached_tokens", "scheduled_ns", "available_ns")
+    seen: set[int] = set()
+    for u, request, _, prompt, cached, scheduled, available in rows.iter_rows():
+        if request in seen:
+            continue
+        seen.add(request)
+        # Even of a prompt that is wholly cached the last token is computed: its logits are the first answer.
+        tokens = None if prompt is None else max(prompt - (cached or 0), 1)
+        context = 0 if prompt is None or tokens is None else prompt - tokens
+        out.append(Prompt(u, int(last[u]), None if scheduled is None else int(first[u]), available, tokens, context))
+    keys = dict(zip(units["unit"].to_list(), units["scheduled_ns"].fill_null(units["available_ns"]).fill_null(0).to_list(), strict=True))
+    return sorted(out, key=lambda p: (p.last, keys[p.unit], p.unit))
+
+
+def _remarks(seen: _Ints, placed: Placed, reads: pl.DataFrame, units: pl.DataFrame) -> list[str]:
+    notes = []
+    if n := int((seen == 0).sum()):
+        notes.append(f"{n} steps lie between two tokens that came together; their time is an even share.")
+    if n := sum(placed.extra.values()):
+        notes.append(f"{n} steps without a token were inferred from prompts longer than the batch.")
+    if placed.over:
+        notes.append(f"{placed.over} prompts exceed the batch that the manifest states.")
+    if n := reads["count"].null_count():
+        notes.append(f"{n} reads do not say how many tokens they hold; one was taken.")
+    if n := units["scheduled_ns"].null_count():
+        notes.append(f"Of {n} of {units.height} requests the server did not tell when it began; it was inferred.")
+    if n := units["cached_tokens"].null_count():
+        notes.append(f"Of {n} of {units.height} requests the cached part of the prompt is unknown; none was taken.")
+    if n := units["prompt_tokens"].null_count():
+        notes.append(f"Of {n} requests the prompt's length is unknown; their steps have no token counts.")
+    return notes
+
+
+def _conform(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    empty = _empty(table)
+    return frame.select(
+        pl.col(n).cast(t) if n in frame.columns else pl.lit(None, dtype=t).alias(n) for n, t in empty.schema.items()
+    )
+
+
+def _empty(table: str) -> pl.DataFrame:
+    frame = pl.from_arrow(schema.table(table).arrow.empty_table())
+    assert isinstance(frame, pl.DataFrame)
+    return frame
