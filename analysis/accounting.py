@@ -24,9 +24,9 @@ from hoptrace.analysis.marks import outline, read_requests, read_stays
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.runs import read_runs, read_waits
 from hoptrace.analysis.stepline import StepLine, cost_of, lines
-from hoptrace.analysis.steps import steps_of
 from hoptrace.analysis.unseen import seen_parts
 from hoptrace.reader import Trace
+from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.stepcost import StepCost
 
 __all__ = ["Accounting", "account"]
@@ -89,27 +89,28 @@ class Accounting:
         return tail_of(self.parts)
 
 
-def account(trace: Trace, *, cost: StepCost | None = None) -> Accounting:
+def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None = None) -> Accounting:
     """Account for the time of every finished request without error.
 
     Args:
         trace: any trace; what it lacks is named in ``unseen``.
         cost: step cost to split mixed steps by; fitted to the trace's steps where it is not given.
+        steps: what :func:`hoptrace.reconstruct.steps_of` gave, if the caller has it.
 
     Raises:
         InputError: a table is damaged.
     """
-    found = steps_of(trace)
-    steps, residency = found.steps, found.residency
+    found = steps if steps is not None else steps_of(trace)
+    steps_frame, residency = found.steps, found.residency
     notes = [found.note] if found.note else []
     why_no_cost = None
-    if cost is None and steps.height and residency.height:
-        cost, said = cost_of(steps)
+    if cost is None and steps_frame.height and residency.height:
+        cost, said = cost_of(steps_frame)
         if cost is None:
             why_no_cost = said
         else:
             notes.append(said[0].upper() + said[1:] + ".")
-    by_server = lines(steps, cost)
+    by_server = lines(steps_frame, cost)
     runs = read_runs(residency, by_server)
     requests = read_requests(trace)
     stays = read_stays(trace, requests, runs)
@@ -123,7 +124,7 @@ def account(trace: Trace, *, cost: StepCost | None = None) -> Accounting:
     whole = done.filter(possible)
 
     keys = _server_keys(trace, stays, by_server)
-    full = {k: _fullness(trace, k, stays, steps) for k in keys}
+    full = {k: _fullness(trace, k, stays, steps_frame) for k in keys}
     waits = read_waits(trace)
     passes = [_pass(part, stays, runs, waits, keys, by_server, full, cost) for part in _batches(whole)]
     parts = pl.concat([p.parts for p in passes])
@@ -143,7 +144,7 @@ def account(trace: Trace, *, cost: StepCost | None = None) -> Accounting:
         failed=int(failed.sum()),
         unfinished=int(unfinished.sum()),
         impossible=impossible,
-        steps_origin=found.origin if steps.height else None,
+        steps_origin=found.origin if steps_frame.height else None,
         cost=cost,
     )
 

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 
 from hoptrace.analysis.query import query
-from hoptrace.analysis.steps import steps_of
 from hoptrace.kv import step_bytes
 from hoptrace.reader import Trace
+from hoptrace.reconstruct import Steps, steps_of
 
 __all__ = ["Amplification", "Ledger", "Reuse", "ledger"]
 
@@ -143,10 +143,10 @@ class Ledger:
         return {r.pop("basis"): {k: None if v is None else round(v, 4) for k, v in r.items()} for r in frame.to_dicts()}
 
 
-def ledger(trace: Trace) -> Ledger:
-    """The ledger of any trace. InputError if a table is damaged."""
+def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
+    """The ledger of any trace. ``steps``: what ``steps_of`` gave, if the caller has it. InputError if a table is damaged."""
     moved = query(trace, "ledger_moves").cast(dict(_SCHEMA))  # type: ignore[arg-type]
-    memory, unseen = _memory(trace)
+    memory, unseen = _memory(trace, (steps if steps is not None else steps_of(trace)).steps)
     rows = pl.concat([moved, memory]).sort("object", "src", "dst", "mechanism", "basis")
     requests = trace.table("requests").select("request", "arrival_ns", "finish_ns", "output_tokens", "prompt_tokens").collect()
     if not trace.has("moves"):
@@ -193,9 +193,8 @@ def _output_tokens(trace: Trace, requests: pl.DataFrame) -> int | None:
     return None if found.null_count() else total + int(found.sum())
 
 
-def _memory(trace: Trace) -> tuple[pl.DataFrame, list[str]]:
+def _memory(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     """Memory → compute from the steps: weights and KV read, KV written (derived from the composition of the steps)."""
-    steps = steps_of(trace).steps
     empty = pl.DataFrame(schema=_SCHEMA)
     if not steps.height:
         return empty, ["No steps are known: what compute read and wrote of its own memory is unknown."]

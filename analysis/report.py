@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
 from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.coordination import Coordination, coordination
 from hoptrace.analysis.ledger import Ledger, ledger
 from hoptrace.analysis.parts import CLASSES
-from hoptrace.analysis.text import bytes_text, percent
+from hoptrace.analysis.text import bytes_text, count_text, percent
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
+from hoptrace.reconstruct import steps_of
 
 __all__ = ["SCHEMA", "Report", "headline", "origin_note", "report", "warnings"]
 
@@ -75,8 +78,9 @@ def report(trace: Trace) -> Report:
     Raises:
         InputError: a table is damaged.
     """
-    accounting = account(trace)
-    moved = ledger(trace)
+    steps = steps_of(trace)
+    accounting = account(trace, steps=steps)
+    moved = ledger(trace, steps=steps)
     arranged = coordination(trace, accounting=accounting, moved=moved)
     unseen = list(dict.fromkeys([*accounting.unseen, *moved.unseen, *arranged.unseen]))
     return Report(
@@ -101,15 +105,25 @@ def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
             return "No request was recorded: the trace shows what its counters and moves show, and no latency."
         return f"None of its {others:,} requests is known to have finished: the trace shows their work, and no latency."
     shares = sorted(a.shares["all"].items(), key=lambda x: -x[1])
-    top = " and ".join(f"{v:.0%} {k}" for k, v in shares[:2] if v >= 0.005)
-    text = f"Of {a.finished:,} requests' time {top}"
-    if not any(k == "coordination" for k, v in shares[:2] if v >= 0.005):
-        text += f"; coordination is {percent(arranged.share['all'])}"
-    seen = {r["basis"]: r for r in moved.per_token(memory=False).to_dicts()}.get("counted")
+    named = [f"{percent(v)} {k}" for k, v in shares[:3] if v >= 0.01 and k != "coordination"]
+    requests = "The one finished request's" if a.finished == 1 else f"The {a.finished:,} finished requests'"
+    text = f"{requests} time is {_joined(named)}; coordination takes {percent(arranged.share['all'])} of it"
+    seen = _of_basis(moved.per_token(memory=False), "counted")
     if seen and seen["bytes"] is not None:
         moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
-        text += f"; each output token took {moves:.2f} counted transfers of {bytes_text(seen['bytes'])} in all"
+        text += f"; each output token takes {count_text(moves)} transfers of together {bytes_text(seen['bytes'])} (counted)"
+        own = _of_basis(moved.per_token(memory=True), "derived")
+        if own and own["bytes"] is not None:
+            text += f" and {bytes_text(own['bytes'])} to and from the server's own memory (derived)"
     return text + "."
+
+
+def _of_basis(frame: pl.DataFrame, basis: str) -> dict[str, Any] | None:
+    return next((r for r in frame.to_dicts() if r["basis"] == basis), None)
+
+
+def _joined(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "nothing but coordination"
 
 
 def origin_note(trace: Trace) -> str:

@@ -147,7 +147,9 @@ def _ledger(report: Report) -> list[RenderableType]:
         return [*blocks, Text("No moves are known.")]
     table = _table("object", "bytes", "transfers", "hops", "total", left=("way", "basis"))
     n = book.output_tokens or 1
-    for r in book.rows.to_dicts():
+    # What was counted first, the largest first: derived and assumed figures are another matter.
+    order = {"counted": 0, "derived": 1, "assumed": 2}
+    for r in sorted(book.rows.to_dicts(), key=lambda r: (order.get(r["basis"], 3), -(r["bytes"] or 0), r["object"])):
         table.add_row(
             r["object"],
             bytes_text(None if r["bytes"] is None else r["bytes"] / n)

@@ -9,6 +9,8 @@ def duration_text(ns: float | None) -> str:
     """A duration with three digits in the unit that fits; an en dash if unknown."""
     if ns is None:
         return "–"
+    if ns == 0:
+        return "0"
     sign, n = ("-" if ns < 0 else ""), abs(ns)
     for limit, unit, scale in ((1e3, "ns", 1.0), (1e6, "µs", 1e3), (1e9, "ms", 1e6), (6e11, "s", 1e9), (3.6e13, "min", 6e10)):
         if n < limit:
@@ -20,6 +22,8 @@ def bytes_text(n: float | None) -> str:
     """Bytes in binary units with three digits; an en dash if unknown."""
     if n is None:
         return "–"
+    if abs(n) < 1024 and float(n).is_integer():
+        return f"{n:.0f} B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(n) < 1024 or unit == "TiB":
             return f"{_digits(n)} {unit}"
