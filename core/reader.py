@@ -56,8 +56,8 @@ class Trace:
         """
         spec = table(name)
         parts = self.manifest.tables.get(name, [])
-        # The newest first: a live writer that goes on to the next journal meanwhile would leave a gap between what was read of the
-        # one before and what stands in the next.
+        # The newest first: a live writer that goes on to the next journal meanwhile would leave a gap between what was read of
+        # the one before and what stands in the next.
         pieces = [piece for part in reversed(parts) if (piece := self._piece(part, spec)) is not None][::-1]
         if not pieces:
             return pl.LazyFrame(schema=_dtypes(name))
