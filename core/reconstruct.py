@@ -1,8 +1,9 @@
-"""Steps and residency of a trace: as recorded, or reconstructed from token times where the engine tells nothing of its iterations.
+"""Steps and residency of a trace: as recorded, or reconstructed from token times where the engine tells nothing of its
+iterations.
 
-The reconstruction rests on how continuous batching works (llama.cpp's loop, and in this like vLLM's): an iteration takes one token of
-every sequence that generates, then prompt tokens up to the batch; its tokens are sent together when it is done; new requests are picked
-up between iterations. What it cannot see is said in :attr:`Steps.note`.
+The reconstruction rests on how continuous batching works (llama.cpp's loop, and in this like vLLM's): an iteration takes one
+token of every sequence that generates, then prompt tokens up to the batch; its tokens are sent together when it is done; new
+requests are picked up between iterations. What it cannot see is said in :attr:`Steps.note`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Steps:
-    """``steps`` and ``residency`` with the columns of the schema, sorted; ``origin``: observed, reconstructed or replayed (several:
-    joined by commas; "" if there is none); ``note``: what a reader has to know, or null."""
+    """``steps`` and ``residency`` with the columns of the schema, sorted; ``origin``: observed, reconstructed or replayed
+    (several: joined by commas; "" if there is none); ``note``: what a reader has to know, or null."""
 
     steps: pl.DataFrame
     residency: pl.DataFrame
@@ -52,7 +53,8 @@ def steps_of(trace: Trace) -> Steps:
 
 
 def store_steps(writer: TraceWriter, steps: Steps) -> None:
-    """Write reconstructed steps into a trace that is being written, with their coverage and the note. Nothing if there are none."""
+    """Write reconstructed steps into a trace that is being written, with their coverage and the note. Nothing if there are
+    none."""
     if steps.steps.is_empty():
         return
     writer.append_arrow("steps", steps.steps.to_arrow())
@@ -74,27 +76,35 @@ _PREFIX = "Steps were reconstructed"
 def reconstruct(trace: Trace) -> Steps:
     """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens."""
     units = _units(trace)
-    reads = metrics.reads(trace.table("tokens")).collect().join(units.select("request", "sequence", "unit", "server"), on=["request", "sequence"])
+    reads = (
+        metrics.reads(trace.table("tokens"))
+        .collect()
+        .join(units.select("request", "sequence", "unit", "server"), on=["request", "sequence"])
+    )
     if reads.is_empty():
         return Steps(_empty("steps"), _empty("residency"), "", "No token times were recorded, so no steps can be told.")
     all_steps, all_runs, notes = [], [], []
     for (name,), mine in units.group_by(["server"], maintain_order=True):
-        server = trace.manifest.server(str(name)) or Server(name=str(name))
+        server = trace.manifest.server(str(name)) or Server.model_validate({"name": str(name)})
         part = reads.filter(pl.col("server") == name)
         if part.is_empty():
             continue
-        steps, runs, note = _one_server(server, mine, part)
+        steps, runs, remarks = _one_server(server, mine, part)
         all_steps.append(step_bytes(steps, server))
         all_runs.append(runs)
-        notes += note
+        notes += remarks
     note = f"{_PREFIX} from token times: a step ends when its last token was seen." + "".join(f" {n}" for n in notes)
     return Steps(
-        pl.concat(all_steps).sort("server", "step"), pl.concat(all_runs).sort("request", "sequence", "first_step"), "reconstructed", note
+        pl.concat(all_steps).sort("server", "step"),
+        pl.concat(all_runs).sort("request", "sequence", "first_step"),
+        "reconstructed",
+        note,
     )
 
 
 def _units(trace: Trace) -> pl.DataFrame:
-    """One row per sequence that emitted, sorted: unit, request, sequence, server, prompt_tokens, cached_tokens, scheduled_ns, available_ns."""
+    """One row per sequence that emitted, sorted: unit, request, sequence, server, prompt_tokens, cached_tokens, scheduled_ns,
+    available_ns."""
     stays = (
         trace.table("stages")
         .filter(~pl.col("role").is_in(["route", "encode", "prefill"]).fill_null(False))
@@ -108,7 +118,11 @@ def _units(trace: Trace) -> pl.DataFrame:
         trace.table("tokens")
         .select("request", pl.col("sequence").fill_null(0))
         .unique()
-        .join(trace.table("requests").select("request", "prompt_tokens", "scheduled_ns", "queued_ns", "received_ns", "arrival_ns"), on="request", how="left")
+        .join(
+            trace.table("requests").select("request", "prompt_tokens", "scheduled_ns", "queued_ns", "received_ns", "arrival_ns"),
+            on="request",
+            how="left",
+        )
         .join(stays, on="request", how="left")
         .select(
             "request",
@@ -148,7 +162,9 @@ def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tup
     steps = step_rows(lines, shares, units, unit, step)
     runs = residency_rows(lines, shares, units)
     named = [pl.lit(server.name).alias("server"), pl.lit(0, pl.Int64).alias("dp_rank"), pl.lit(SOURCE).alias("source")]
-    steps = _conform(steps.with_columns(*named, pl.lit(0, pl.Int64).alias("pp_rank"), pl.lit("reconstructed").alias("origin")), "steps")
+    steps = _conform(
+        steps.with_columns(*named, pl.lit(0, pl.Int64).alias("pp_rank"), pl.lit("reconstructed").alias("origin")), "steps"
+    )
     return steps, _conform(runs.with_columns(*named), "residency"), _remarks(seen, placed, reads, units)
 
 
@@ -168,7 +184,9 @@ def _prompts(units: pl.DataFrame, last: _Ints, first: _Ints) -> list[Prompt]:
         tokens = None if prompt is None else max(prompt - (cached or 0), 1)
         context = 0 if prompt is None or tokens is None else prompt - tokens
         out.append(Prompt(u, int(last[u]), None if scheduled is None else int(first[u]), available, tokens, context))
-    keys = dict(zip(units["unit"].to_list(), units["scheduled_ns"].fill_null(units["available_ns"]).fill_null(0).to_list(), strict=True))
+    keys = dict(
+        zip(units["unit"].to_list(), units["scheduled_ns"].fill_null(units["available_ns"]).fill_null(0).to_list(), strict=True)
+    )
     return sorted(out, key=lambda p: (p.last, keys[p.unit], p.unit))
 
 

@@ -1,5 +1,5 @@
-"""Which engine iteration each read of tokens came from. Iterations are told by one law of continuous batching: a request that generates
-emits once in every iteration, and never twice in one."""
+"""Which engine iteration each read of tokens came from. Iterations are told by one law of continuous batching: a request that
+generates emits once in every iteration, and never twice in one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ __all__ = ["cluster", "hides_steps", "typical_step_ns"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-# A read belongs to the iteration that its request is due in if it comes at most this share of its own gap after that iteration's first
-# token. Delays of one read within 0.6 ÷ 0.4 = 1.5 steps are so made up for; a token of the next iteration comes a whole gap late.
+# A read belongs to the iteration that its request is due in if it comes at most this share of its own gap after that iteration's
+# first token. Delays up to 0.6 ÷ 0.4 = 1.5 steps are so made up for; a token of the next iteration comes a whole gap late.
 LATE = 0.6
-# A request's first token joins the iteration whose first token came at most this share of a short step before. llama.cpp sends the
-# tokens of one iteration 0.2 to 1 ms apart (it samples slot after slot), seldom 4 ms; its steps take 11 ms and more (SmolLM2, one core).
+# A request's first token joins the iteration whose first token came at most this share of a short step before. llama.cpp sends
+# the tokens of one iteration 0.2 to 1 ms apart (it samples slot after slot), seldom 4 ms; its steps take 11 ms and more
+# (SmolLM2-135M on one core).
 TOGETHER = 0.35
 _COMPILE_FROM = 50_000
 
 
 def typical_step_ns(unit: _Ints, time: _Ints, count: _Ints) -> int:
-    """A short step of this server: the 10 % quantile of the time per token between a request's reads; 2 ms where there is none."""
+    """A short step of this server: the 10 % quantile of the time per token between a request's reads; 2 ms where there is
+    none."""
     same = unit[1:] == unit[:-1]
     gaps = (np.diff(time) / np.maximum(count[1:], 1))[same]
     return int(np.quantile(gaps, 0.1)) if len(gaps) else 2_000_000
 
 
 def hides_steps(unit: _Ints, time: _Ints, count: _Ints) -> bool:
-    """Whether a read of n tokens took the time of n reads of one (tokens held back: several steps), not that of one (accepted drafts)."""
+    """Whether a read of n tokens took the time of n reads of one (tokens held back: several steps), not that of one (accepted
+    drafts)."""
     same = unit[1:] == unit[:-1]
     gap, n = np.diff(time)[same], count[1:][same]
     several = n > 1
@@ -39,7 +42,9 @@ def hides_steps(unit: _Ints, time: _Ints, count: _Ints) -> bool:
     return bool(np.median(gap[several] / n[several]) > 0.6 * np.median(gap[~several]))
 
 
-def cluster(unit: _Ints, time: _Ints, count: _Ints, units: int, *, hidden: bool, step_ns: int) -> tuple[_Ints, _Ints, _Ints, _Ints]:
+def cluster(
+    unit: _Ints, time: _Ints, count: _Ints, units: int, *, hidden: bool, step_ns: int
+) -> tuple[_Ints, _Ints, _Ints, _Ints]:
     """Number the iterations of one server.
 
     Args:
@@ -48,8 +53,8 @@ def cluster(unit: _Ints, time: _Ints, count: _Ints, units: int, *, hidden: bool,
         step_ns: a typical short step.
 
     Returns:
-        step of each read (its last one, if it stands for several); and of each step, the first and the last time of its reads, and 1 if
-        those were seen, 0 if the step was put in between two others.
+        step of each read (its last one, if it stands for several); and of each step, the first and the last time of its reads,
+        and 1 if those were seen, 0 if the step was put in between two others.
     """
     run: Any = _cluster
     if len(unit) >= _COMPILE_FROM:

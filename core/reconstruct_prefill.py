@@ -1,5 +1,5 @@
-"""In which steps the prompts were computed: between the moment a request was picked up and the step of its first token, at most the
-server's batch in each step."""
+"""In which steps the prompts were computed: between the moment a request was picked up and the step of its first token, at most
+the server's batch in each step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt to place. ``last`` is the step of its first token, ``first`` the step it was picked up in (null: unknown), ``available_ns``
-    when it reached the server, ``tokens`` those to compute (null: unknown), ``context`` those that the cache gave."""
+    """A prompt to place. ``last`` is the step of its first token, ``first`` the step it was picked up in (null: unknown),
+    ``available_ns`` when it reached the server, ``tokens`` those to compute (null: unknown), ``context`` those that the cache
+    gave."""
 
     unit: int
     last: int
@@ -30,8 +31,9 @@ class Prompt:
 
 @dataclass(slots=True)
 class Placed:
-    """``chunks``: (unit, step, tokens, context before). ``extra``: steps to be put in before a step, since its prompts exceed the batch.
-    ``begin``: by unit, the first step that worked on its prompt. ``over``: prompts that did not fit where they must have been."""
+    """``chunks``: (unit, step, tokens, context before). ``extra``: steps to be put in before a step, since its prompts exceed
+    the batch. ``begin``: by unit, the first step that worked on its prompt. ``over``: prompts that did not fit where they must
+    have been."""
 
     chunks: list[tuple[int, int, int | None, int]] = field(default_factory=list)
     extra: dict[int, int] = field(default_factory=dict)
@@ -53,7 +55,8 @@ def step_starts(end: _Ints, decoding: _Ints, last: _Ints, picked_up_ns: _Ints) -
 
 
 def first_steps(start: _Ints, last: _Ints, scheduled_ns: _Ints) -> _Ints:
-    """The step whose start is nearest to the moment a prompt was picked up, at most ``last``: a server picks up between iterations."""
+    """The step whose start is nearest to the moment a prompt was picked up, at most ``last``: a server picks up between
+    iterations."""
     right = np.clip(np.searchsorted(start, scheduled_ns, side="right"), 1, None)
     left = right - 1
     right = np.minimum(right, len(start) - 1)
@@ -64,8 +67,9 @@ def first_steps(start: _Ints, last: _Ints, scheduled_ns: _Ints) -> _Ints:
 def place(prompts: Sequence[Prompt], start: _Ints, duration: _Ints, decoding: _Ints, batch: int | None) -> Placed:
     """Place each prompt's tokens. ``prompts`` in the order of their first token, then of their pick-up.
 
-    A prompt fills what the batch leaves free from the step it was picked up in; if it would be done before its first token was seen, it
-    began later. Where it does not fit, steps are put in before one that has no decoder (a decoder would have shown them).
+    A prompt fills what the batch leaves free from the step it was picked up in; if it would be done before its first token was
+    seen, it began later. Where it does not fit, steps are put in before one that has no decoder (a decoder would have shown
+    them).
     """
     out = Placed()
     free = np.full(len(start), _NO_LIMIT) if batch is None else np.maximum(batch - decoding, 1)

@@ -1,4 +1,5 @@
-"""The rows of `steps` and `residency` from what the reconstruction has found: who decoded where, and where the prompts were placed."""
+"""The rows of `steps` and `residency` from what the reconstruction has found: who decoded where, and where the prompts were
+placed."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Lines:
-    """The final steps. ``number``: the final number of each step that had a token; ``chunks``: unit, step, tokens (null: unknown) and
-    context of each chunk of a prompt, numbered finally; ``begin``: by unit, its first step."""
+    """The final steps. ``number``: the final number of each step that had a token; ``chunks``: unit, step, tokens (null:
+    unknown) and context of each chunk of a prompt, numbered finally; ``begin``: by unit, its first step."""
 
     start: _Ints
     end: _Ints
@@ -30,10 +31,11 @@ class Lines:
 def decode_shares(
     unit: _Ints, step: _Ints, count: _Ints, index: _Ints, opening: np.ndarray[Any, Any], prompt: pl.Series, *, hidden: bool
 ) -> dict[str, _Ints]:
-    """One entry per sequence and step that it decoded in: unit, step, tokens, context (before the step; −1 where the prompt is unknown).
+    """One entry per sequence and step that it decoded in: unit, step, tokens, context (before the step; −1 where the prompt is
+    unknown).
 
-    The reads come sorted by unit and index; ``opening`` marks each unit's first, which its prefill made. If reads of several tokens hide
-    steps, such a read is spread over as many, back to the read before.
+    The reads come sorted by unit and index; ``opening`` marks each unit's first, which its prefill made. If reads of several
+    tokens hide steps, such a read is spread over as many, back to the read before.
     """
     rest = np.flatnonzero(~opening)
     if hidden:
@@ -120,7 +122,9 @@ def step_rows(lines: Lines, shares: dict[str, _Ints], units: pl.DataFrame, unit:
     known = units["available_ns"].to_numpy() if units["available_ns"].null_count() == 0 else None
     waiting = None
     if known is not None:
-        waiting = np.maximum(np.searchsorted(np.sort(np.minimum(known, lines.start[begin])), lines.start, side="right") - begun, 0)
+        waiting = np.maximum(
+            np.searchsorted(np.sort(np.minimum(known, lines.start[begin])), lines.start, side="right") - begun, 0
+        )
     some = pl.col("prefill_requests").is_null()
     return (
         pl.DataFrame(
@@ -144,7 +148,8 @@ def step_rows(lines: Lines, shares: dict[str, _Ints], units: pl.DataFrame, unit:
 
 
 def residency_rows(lines: Lines, shares: dict[str, _Ints], units: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `residency` without server and source: runs of steps in which a sequence's phase and tokens per step do not change."""
+    """Rows of `residency` without server and source: runs of steps in which a sequence's phase and tokens per step do not
+    change."""
     decode = pl.DataFrame(
         {
             "unit": shares["unit"],

@@ -28,6 +28,7 @@ FEATURES = (
     "prefill_attention",
     "decode_requests",
     "decode_context_tokens",
+    "batched",
 )
 UNITS: dict[str, str] = {
     "step": "ps per step",
@@ -39,6 +40,9 @@ UNITS: dict[str, str] = {
     "prefill_attention": "ps per 1000 token² of Σ tokens × (context + tokens ÷ 2)",
     "decode_requests": "ps per decoding request",
     "decode_context_tokens": "ps per token of the decoders' context",
+    # One token goes through matrix × vector kernels, more through matrix × matrix: llama.cpp's step of SmolLM2-135M on one core
+    # takes 14 ms with one decoder, 32, 43 and 50 ms with two, three and four. No straight line says that.
+    "batched": "ps per step of more than one token",
 }
 _N = len(FEATURES)
 _ATTENTION = FEATURES.index("prefill_attention")
@@ -80,7 +84,7 @@ class StepCost:
         return 1 if self.compute_ps else 0
 
     def as_vector(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """int64[16] for the kernel: the coefficients in the order of FEATURES, then the compute side."""
+        """int64[18] for the kernel: the coefficients in the order of FEATURES, then the compute side."""
         values = [self.coefficients_ps.get(f, 0) for f in FEATURES] + [self.compute_ps.get(f, 0) for f in FEATURES]
         return np.array(values, dtype=np.int64)
 
@@ -146,7 +150,7 @@ class StepCost:
 
 
 def features_array(steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """int64[n, 8]: the features of each step in the order of FEATURES, from its composition.
+    """int64[n, 9]: the features of each step in the order of FEATURES, from its composition.
 
     InputError if a composition column holds nulls; ``prefill_requests`` alone may be null (then one prefill is taken).
     """
@@ -194,11 +198,12 @@ def fixed(
     prefill_attention_ns: float = 0,
     decode_request_ns: float = 0,
     decode_context_token_ns: float = 0,
+    batched_ns: float = 0,
 ) -> StepCost:
     """A cost set by hand, in ns per unit (``prefill_attention_ns`` per 1000 token²), rounded to whole picoseconds."""
     values = (
         step_ns, any_prefill_ns, any_decode_ns, prefill_token_ns, prefill_context_token_ns, prefill_attention_ns,
-        decode_request_ns, decode_context_token_ns,
+        decode_request_ns, decode_context_token_ns, batched_ns,
     )  # fmt: skip
     return StepCost({f: round(v * 1000) for f, v in zip(FEATURES, values, strict=True) if v}, "fixed")
 
@@ -284,6 +289,7 @@ def interference(cost: StepCost, steps: pl.DataFrame) -> pl.DataFrame:
     for name, gone in (("on_decode", (1, 3, 4, 5)), ("on_prefill", (2, 6, 7))):
         alone = full.copy()
         alone[:, gone] = 0
+        alone[:, 8] = alone[:, 3] + alone[:, 6] > 1
         saved = np.where(mixed, np.clip(cost._cost(full) - cost._cost(alone), 0, np.maximum(duration, 0)), 0)
         columns[f"{name}_ns"] = pl.Series(saved, dtype=pl.Int64)
         if cost.covariance_ps2 is None:
@@ -320,4 +326,5 @@ def _features(
     x[:, 5] = np.where(prefill, prefill_tokens * (2 * prefill_context + prefill_tokens) // (2 * shared), 0)
     x[:, 6] = decode_requests
     x[:, 7] = np.where(decode, decode_context, 0)
+    x[:, 8] = prefill_tokens + decode_requests > 1
     return x

@@ -21,10 +21,11 @@ _DRAWS = 200
 _SEED = 20260101
 _OUTLIER = 8.0  # robust standard deviations
 _MOST_OUTLIERS = 0.1  # share of the steps that may be left out
-_HELPS = 0.005  # relative: a feature stays if leaving it out makes the cross-validated error this much worse
+_DOUBT = 2.0  # a feature is taken in if it lessens the cross-validated error by this many standard errors of the gain
+_BASE = ("step", "prefill_tokens", "decode_requests")
 # Which of several features that the data cannot tell apart is kept: the first.
 _PREFERENCE = (
-    "step", "prefill_tokens", "decode_requests", "any_prefill", "decode_context_tokens", "prefill_attention",
+    "step", "prefill_tokens", "decode_requests", "any_prefill", "batched", "decode_context_tokens", "prefill_attention",
     "prefill_context_tokens", "any_decode",
 )  # fmt: skip
 
@@ -49,7 +50,8 @@ def fit_steps(steps: pl.DataFrame) -> StepCost:
     columns, merged = _identifiable(x)
     columns, useless = _helpful(x, y, columns, block)
     beta, keep = _robust(x[:, columns], y)
-    predicted = _cross_validate(x[:, columns], y, block)
+    some = _sample(len(y), 20_000)
+    predicted = _cross_validate(x[some][:, columns], y[some], block[some])
     covariance = _bootstrap(x[keep][:, columns], y[keep], block[keep], beta)
 
     ps = {FEATURES[c]: round(b * 1000) for c, b in zip(columns, beta, strict=True) if round(b * 1000) > 0}
@@ -59,7 +61,7 @@ def fit_steps(steps: pl.DataFrame) -> StepCost:
         coefficients_ps={f: ps[f] for f in FEATURES if f in ps},
         origin="fitted",
         domain={f: (int(whole[:, i].min()), int(whole[:, i].max())) for i, f in enumerate(FEATURES)},
-        error=_error(x, y, predicted, keep),
+        error=_error(x[some], y[some], predicted, keep[some]) | _left_out(y, keep),
         covariance_ps2=tuple(tuple(float(f"{v:.6g}") for v in row) for row in full),
         notes=_notes(merged, useless, y, keep),
     )
@@ -124,6 +126,10 @@ def _identifiable(x: _Array) -> tuple[list[int], list[str]]:
         length = float(np.linalg.norm(v))
         if length == 0:
             continue
+        if name == "prefill_context_tokens" and v.max() < 0.5 * x[:, FEATURES.index("prefill_tokens")].max():
+            # Next to none was seen (a few tokens of a shared prefix): its cost would be noise, and dear in a what-if.
+            dropped.append(name)
+            continue
         for b in basis:
             v -= (b @ v) * b
         rest = float(np.linalg.norm(v))
@@ -146,28 +152,42 @@ def _cross_validate(x: _Array, y: _Array, block: np.ndarray[Any, Any]) -> _Array
     return predicted
 
 
-def _score(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]) -> float:
-    error = np.abs(_cross_validate(x[:, columns], y, block) - y) / y
-    return float(np.minimum(error, np.quantile(error, 0.98)).mean())
+def _loss(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]) -> _Array:
+    """By block, the cross-validated squared relative error, half of the weight by steps and half by time: decode steps are
+    many, prefills are long."""
+    predicted = _cross_validate(x[:, columns], y, block)
+    error = np.abs(predicted - y) / np.maximum(predicted, 0.02 * float(np.median(y)))
+    return np.bincount(block, weights=error**2 * (1 / len(y) + y / y.sum()) / 2).astype(np.float64)
 
 
 def _helpful(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]) -> tuple[list[int], list[str]]:
-    """Backward elimination: drop the least preferred feature that is not missed, until all are missed."""
-    if len(y) > 20_000:  # the choice of features does not need them all
-        some = np.arange(0, len(y), len(y) // 10_000)
-        x, y, block = x[some], y[some], block[some]
-    dropped: list[str] = []
-    best = _score(x, y, columns, block)
-    while len(columns) > 1:
-        scores = [(_score(x, y, [c for c in columns if c != gone], block), gone) for gone in columns]
-        free = [(_PREFERENCE.index(FEATURES[gone]), gone, score) for score, gone in scores if score <= best * (1 + _HELPS) + 1e-6]
-        if not free:
+    """Forward selection: from a constant, prompt tokens and decoders, add the feature that lessens the error most, while the
+    gain is at least twice its own standard error over the blocks.
+
+    Adding and not leaving out, since a feature that explains noise may still cost a what-if dearly far from what was seen.
+    """
+    some = _sample(len(y), 5_000)
+    x, y, block = x[some], y[some], block[some]
+    _, keep = _robust(x[:, columns], y)  # an outlier says nothing of a feature
+    x, y, block = x[keep], y[keep], block[keep]
+    chosen = [c for c in columns if FEATURES[c] in _BASE]
+    rest = [c for c in columns if c not in chosen]
+    if not chosen:
+        chosen, rest = rest[:1], rest[1:]
+    best = _loss(x, y, chosen, block)
+    while rest:
+        tried = {c: _loss(x, y, sorted([*chosen, c]), block) for c in rest}
+        gains = []
+        for c, loss in tried.items():
+            gain = best - loss
+            doubt = float(gain.std() * np.sqrt(len(gain)))
+            if gain.sum() > max(_DOUBT * doubt, 1e-3 * best.sum(), 1e-12):
+                gains.append((float(gain.sum()), -_PREFERENCE.index(FEATURES[c]), c))
+        if not gains:
             break
-        _, gone, score = max(free)
-        columns = [c for c in columns if c != gone]
-        dropped.append(FEATURES[gone])
-        best = min(best, score)
-    return columns, dropped
+        new = max(gains)[2]
+        chosen, rest, best = sorted([*chosen, new]), [c for c in rest if c != new], tried[new]
+    return chosen, [FEATURES[c] for c in rest]
 
 
 def _bootstrap(x: _Array, y: _Array, block: np.ndarray[Any, Any], beta: _Array) -> _Array:
@@ -201,16 +221,11 @@ def _error(x: _Array, y: _Array, predicted: _Array, keep: _Mask) -> dict[str, An
     relative = np.abs(predicted - y) / y
     signed = ((y - predicted) / np.maximum(predicted, 1))[keep]
 
-    def digits(v: float) -> float:
-        return float(f"{v:.4g}")
-
-    out: dict[str, Any] = {"n": len(y)}
+    out: dict[str, Any] = {}
     for name, q in (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
-        out[name] = digits(float(np.quantile(relative, q)))
-    out["bias"] = digits(float(predicted[keep].sum() / y[keep].sum() - 1))
-    out["sd"] = digits(float(signed.std()))
-    out["left_out"] = int((~keep).sum())
-    out["left_out_time"] = digits(float(y[~keep].sum() / y.sum()))
+        out[name] = _digits(float(np.quantile(relative, q)))
+    out["bias"] = _digits(float(predicted[keep].sum() / y[keep].sum() - 1))
+    out["sd"] = _digits(float(signed.std()))
     prefill, decode = x[:, 1] > 0, x[:, 2] > 0
     out["by_kind"] = {}
     for name, rows in (("decode", decode & ~prefill), ("prefill", prefill & ~decode), ("mixed", prefill & decode)):
@@ -218,17 +233,32 @@ def _error(x: _Array, y: _Array, predicted: _Array, keep: _Mask) -> dict[str, An
         if rows.any():
             out["by_kind"][name] = {
                 "n": int(rows.sum()),
-                "p50": digits(float(np.quantile(relative[rows], 0.5))),
-                "p95": digits(float(np.quantile(relative[rows], 0.95))),
-                "bias": digits(float(predicted[rows].sum() / y[rows].sum() - 1)),
+                "p50": _digits(float(np.quantile(relative[rows], 0.5))),
+                "p95": _digits(float(np.quantile(relative[rows], 0.95))),
+                "bias": _digits(float(predicted[rows].sum() / y[rows].sum() - 1)),
             }
     return out
+
+
+def _left_out(y: _Array, keep: _Mask) -> dict[str, Any]:
+    return {"n": len(y), "left_out": int((~keep).sum()), "left_out_time": _digits(float(y[~keep].sum() / y.sum()))}
+
+
+def _digits(v: float) -> float:
+    return float(f"{v:.4g}")
+
+
+def _sample(n: int, most: int) -> np.ndarray[Any, Any]:
+    """Every k-th of n rows, so that at most about ``most`` are left."""
+    return np.arange(0, n, max(1, -(-n // most)))
 
 
 def _notes(merged: list[str], useless: list[str], y: _Array, keep: _Mask) -> tuple[str, ...]:
     notes = []
     if merged:
-        notes.append(f"The steps cannot tell apart from other features: {', '.join(merged)}; left out.")
+        notes.append(
+            f"The steps cannot tell the cost of {', '.join(merged)} (too little of it, or always along with others); left out."
+        )
     if useless:
         notes.append(f"Did not lessen the cross-validated error: {', '.join(useless)}; left out.")
     out = ~keep

@@ -3,7 +3,7 @@
 :mod:`hoptrace.stepcost` computes the same with numpy (so that a report need not wait for numba); a property test holds the two
 equal to the last bit, which integer arithmetic makes possible.
 
-A step costs the larger of two sums of non-negative terms, `Σ vector[i] × feature[i]` and `Σ vector[8 + i] × feature[i]`: a fitted
+A step costs the larger of two sums of non-negative terms, `Σ vector[i] × feature[i]` and `Σ vector[9 + i] × feature[i]`: a fitted
 cost leaves the second at zero, a roofline puts memory time in the first and compute time in the second.
 """
 
@@ -17,11 +17,11 @@ __all__ = ["LINEAR", "ROOFLINE", "attention", "cost_ns", "cost_ps"]
 LINEAR = 0
 ROOFLINE = 1
 
-_N = 8
+_N = 9
 _ATTENTION = 5  # position of prefill_attention in FEATURES; its coefficient is per 1000 token²
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def attention(prefill_requests: int, prefill_tokens: int, prefill_context_tokens: int) -> int:
     """Σ tokens × (context + tokens ÷ 2) in token², the tokens and contexts shared evenly among the prefills, rounded down."""
     if prefill_requests <= 0:
@@ -29,10 +29,10 @@ def attention(prefill_requests: int, prefill_tokens: int, prefill_context_tokens
     return (prefill_tokens * (2 * prefill_context_tokens + prefill_tokens)) // (2 * prefill_requests)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def cost_ps(vector: np.ndarray, kind: int, features: np.ndarray) -> int:
-    """Cost of one step in ps. ``vector``: int64[16] from ``StepCost.as_vector()``; ``kind``: ``StepCost.kind``;
-    ``features``: int64[8] in the order of ``stepcost.FEATURES``."""
+    """Cost of one step in ps. ``vector``: int64[18] from ``StepCost.as_vector()``; ``kind``: ``StepCost.kind``;
+    ``features``: int64[9] in the order of ``stepcost.FEATURES``."""
     first = 0
     for i in range(_N):
         first += vector[i] * features[i] // 1000 if i == _ATTENTION else vector[i] * features[i]
@@ -44,7 +44,7 @@ def cost_ps(vector: np.ndarray, kind: int, features: np.ndarray) -> int:
     return max(first, second)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def cost_ns(
     vector: np.ndarray,
     kind: int,
@@ -67,5 +67,7 @@ def cost_ns(
             ps += vector[o + 5] * pairs // 1000
         if decode_requests > 0:
             ps += vector[o + 2] + vector[o + 6] * decode_requests + vector[o + 7] * decode_context_tokens
+        if prefill_tokens + decode_requests > 1:
+            ps += vector[o + 8]
         best = max(best, ps)
     return (best + 500) // 1000
