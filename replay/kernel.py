@@ -17,9 +17,7 @@ The rules are those of vLLM v1 and llama.cpp where the two agree:
 
 Requests that can never fit must be left out by the caller; the kernel then always ends. :mod:`hoptrace.replay.engine` calls it.
 
-numba keeps the compiled code beside this file or in the user's cache; where neither can be written set NUMBA_CACHE_DIR. The
-cache knows this file's date only: after a change in a file that this one imports touch this one too (the test that holds the
-compiled and the plain form equal finds it forgotten).
+numba keeps the compiled code beside this file or in the user's cache; where neither can be written set NUMBA_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -27,6 +25,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from hoptrace import stepcost_kernel
+from hoptrace.replay import kvspace, lru, slots
+from hoptrace.replay.jit import compiled
 from hoptrace.replay.kvspace import EVICTABLE, FREE, NEXT, PRIVATE, SHARED, allocate, enter_cache, leave
 from hoptrace.replay.lru import empty, remove
 from hoptrace.replay.slots import BUSY, PROMPT, USED, choose_slot
@@ -67,7 +68,7 @@ REQUEST = ("first_seen_ns", "scheduled_ns", "cached_tokens", "resumed_tokens", "
 _FIRST, _LAST, _PHASE, _TOKENS, _CONTEXT = 0, 1, 2, 3, 4
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _flush(runs: np.ndarray, n_runs: int, r: int, run: np.ndarray) -> np.ndarray:
     """Write request ``r``'s current run as row ``n_runs``; returns ``runs``, larger if it was full."""
     if n_runs == runs.shape[0]:
@@ -79,12 +80,12 @@ def _flush(runs: np.ndarray, n_runs: int, r: int, run: np.ndarray) -> np.ndarray
     return runs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _start(run: np.ndarray, r: int, step: int, phase: int, tokens: int, context: int) -> None:
     run[r, _FIRST], run[r, _LAST], run[r, _PHASE], run[r, _TOKENS], run[r, _CONTEXT] = step, step, phase, tokens, context
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled(kvspace, lru, slots, stepcost_kernel)
 def simulate(
     arrival_ns: np.ndarray,
     prompt_tokens: np.ndarray,
@@ -103,7 +104,7 @@ def simulate(
         block_ptr: [n+1]; block_id, block_end: the prompt blocks in CSR form, with the prompt tokens through each block's end.
         block_tokens: [distinct] tokens that a cached block takes, never more than it covers in any request.
         parameters: [10], see PARAMETERS; UNLIMITED for no limit.
-        cost_vector: [16], ``StepCost.as_vector()``.
+        cost_vector: ``StepCost.as_vector()``.
 
     Returns:
         steps [s, 16] (STEP), runs [m, 6] (RUN, in the order of their end), per request [n, 6] (REQUEST), and token_step
@@ -255,10 +256,11 @@ def simulate(
                     hit = min(hit, target[r] - 1)
                 tokens = target[r] - hit
                 if tokens > budget:
-                    if chunked == 0:
+                    # Without chunks only a preempted one may go beyond the budget (its output has grown), as the only prompt.
+                    if chunked == 0 and (n_preempted == 0 or prefill_n > 0):
                         blocked = BUDGET
                         break
-                    tokens = budget
+                    tokens = budget if chunked else tokens
                 want = max(0, (hit + tokens + kv_block - 1) // kv_block * kv_block - hit_shared)
                 if want > pool[FREE] + pool[EVICTABLE] - hit_evictable:
                     blocked = KV

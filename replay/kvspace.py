@@ -6,8 +6,9 @@ Each token of room is free, private to a request, or in a cached block; a cached
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from hoptrace.replay import lru
+from hoptrace.replay.jit import compiled
 from hoptrace.replay.lru import append, remove
 
 __all__ = ["EVICTABLE", "FREE", "NEXT", "PRIVATE", "RESIDENT", "SHARED", "allocate", "enter_cache", "evict", "leave"]
@@ -18,7 +19,7 @@ PRIVATE, SHARED, NEXT = 0, 1, 2
 """Columns of ``kv``, per request: tokens of room of its own, tokens in cached blocks, its next block to enter the cache."""
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled(lru)
 def evict(pool: np.ndarray, resident: np.ndarray, block_tokens: np.ndarray, prev: np.ndarray, following: np.ndarray) -> None:
     """Drop the least recently used block that nobody holds. There must be one."""
     oldest = following[prev.size - 1]
@@ -29,7 +30,7 @@ def evict(pool: np.ndarray, resident: np.ndarray, block_tokens: np.ndarray, prev
     pool[RESIDENT] -= block_tokens[oldest]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled(lru)
 def allocate(
     want: int, pool: np.ndarray, resident: np.ndarray, block_tokens: np.ndarray, prev: np.ndarray, following: np.ndarray
 ) -> bool:
@@ -42,7 +43,7 @@ def allocate(
     return True
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled(lru)
 def leave(
     r: int, kv: np.ndarray, block_ptr: np.ndarray, block_id: np.ndarray, block_tokens: np.ndarray, held: np.ndarray,
     holders: np.ndarray, pool: np.ndarray, prev: np.ndarray, following: np.ndarray,
@@ -60,7 +61,7 @@ def leave(
                 pool[EVICTABLE] += block_tokens[b]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled(lru)
 def enter_cache(
     r: int, computed: int, cache_capacity: int, kv: np.ndarray, block_ptr: np.ndarray, block_id: np.ndarray,
     block_end: np.ndarray, block_tokens: np.ndarray, held: np.ndarray, holders: np.ndarray, resident: np.ndarray,

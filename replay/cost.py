@@ -1,0 +1,90 @@
+"""Which step cost a replay uses: fitted to the trace's steps, a roofline of a platform, or fixed by hand."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hoptrace.errors import InputError, UsageError
+from hoptrace.manifest import Server
+from hoptrace.stepcost import StepCost, fit, fixed, roofline
+
+__all__ = ["choose_cost", "load_platform", "platforms"]
+
+_HINT = "Use fitted, roofline (with --platform), or fixed:PREFILL_MS,DECODE_MS."
+
+
+def platforms() -> dict[str, dict[str, Any]]:
+    """The platforms that come with hoptrace, by name."""
+    found = {}
+    for entry in sorted(files("hoptrace.replay.platforms").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".toml"):
+            data = tomllib.loads(entry.read_text(encoding="utf-8"))
+            found[str(data["name"])] = data
+    return found
+
+
+def load_platform(name_or_path: str) -> dict[str, Any]:
+    """A platform by its name, or from a TOML file with ``flops_per_s`` and ``memory_bytes_per_s`` (what it attains).
+
+    Raises:
+        UsageError: neither. InputError: the file is no platform.
+    """
+    known = platforms()
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        near = difflib.get_close_matches(name_or_path, known, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
+        raise InputError(f"{path} is not TOML: {e}.") from None
+    for key in ("flops_per_s", "memory_bytes_per_s"):
+        value = data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise InputError(f"{path}: {key} must be a positive number, not {value!r}.")
+    return {"name": path.stem, **data}
+
+
+def choose_cost(text: str, steps: Any, server: Server | None, platform: str | None = None) -> tuple[StepCost, dict[str, Any]]:
+    """The step cost that ``text`` names, and what the manifest says of it.
+
+    Args:
+        text: ``fitted``, ``roofline`` or ``fixed:PREFILL_MS,DECODE_MS`` (ms of a step that holds prompt tokens, plus ms of one
+            that holds decode tokens).
+        steps: the trace's steps (polars frame) or null.
+
+    Raises:
+        UsageError: no such cost model, or the platform is missing. InputError: the trace does not tell enough.
+    """
+    name, _, rest = text.partition(":")
+    if platform is not None and name != "roofline":
+        raise UsageError(
+            f"A platform goes with --cost roofline, not with {name}.", hint="Leave out --platform, or change --cost."
+        )
+    if name == "fitted" and not rest:
+        if steps is None or not steps.height:
+            raise InputError("The trace has no steps to fit a step cost to.", hint=_HINT)
+        return fit(steps), {"kind": "fitted"}
+    if name == "roofline" and not rest:
+        if platform is None:
+            raise UsageError("A roofline needs a platform.", hint=f"--platform {' | '.join(platforms())} | FILE.toml")
+        if server is None:
+            raise InputError("The trace says nothing of its server, so it has no roofline.", hint=_HINT)
+        data = load_platform(platform)
+        return roofline(server, data), {"kind": "roofline", "platform": data}
+    if name == "fixed":
+        try:
+            prefill, decode = (float(x) for x in rest.split(","))
+            if not (0 <= prefill < 1e9 and 0 <= decode < 1e9 and prefill + decode > 0):
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"{text!r} is not a fixed cost.", hint="Write fixed:50,12 for 50 ms and 12 ms.") from None
+        return fixed(any_prefill_ns=prefill * 1e6, any_decode_ns=decode * 1e6), {"kind": "fixed"}
+    raise UsageError(f"There is no cost model {text!r}.", hint=_HINT)

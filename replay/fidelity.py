@@ -1,0 +1,142 @@
+"""Predicted against observed: how far a replay stands from what was measured, per metric and per request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from hoptrace.metrics import Stat, itl_ns, request_metrics, stat
+from hoptrace.reader import Trace
+
+__all__ = ["METRICS", "STATISTICS", "Comparison", "Difference", "compare"]
+
+METRICS = ("ttft", "itl", "tpot", "e2e", "queue")
+STATISTICS = ("mean", "p50", "p95", "p99")
+_SAME_WORK = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure. Errors are predicted − observed; the percentage is of the observed, null where that is 0."""
+
+    metric: str
+    statistic: str
+    observed: float | None
+    predicted: float | None
+    unit: str = "ns"
+
+    @property
+    def error(self) -> float | None:
+        """Predicted − observed, in ``unit``."""
+        return None if self.observed is None or self.predicted is None else self.predicted - self.observed
+
+    @property
+    def error_pct(self) -> float | None:
+        """Error in % of the observed."""
+        return None if self.error is None or not self.observed else 100 * self.error / self.observed
+
+    def as_dict(self) -> dict[str, Any]:
+        pct = self.error_pct
+        return {
+            "metric": self.metric, "statistic": self.statistic, "unit": self.unit, "observed": self.observed,
+            "predicted": self.predicted, "error": self.error, "error_pct": None if pct is None else round(pct, 3),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All figures of two traces.
+
+    Attributes:
+        differences: one per metric and statistic, then throughput.
+        paired: whether the same requests were compared (equal number, prompt and output length), else whole distributions.
+        requests: compared on either side (observed, predicted).
+        per_request: median and p95 of |predicted − observed| ÷ observed over the requests, by metric, in %; if paired.
+        notes: what a reader has to know.
+    """
+
+    differences: tuple[Difference, ...]
+    paired: bool
+    requests: tuple[int, int]
+    per_request: dict[str, dict[str, float]]
+    notes: tuple[str, ...] = ()
+
+    def get(self, metric: str, statistic: str) -> Difference:
+        """The figure of that name; KeyError if there is none."""
+        for d in self.differences:
+            if d.metric == metric and d.statistic == statistic:
+                return d
+        raise KeyError(f"{metric} {statistic}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and the manifest."""
+        return {
+            "paired": self.paired,
+            "requests": {"observed": self.requests[0], "predicted": self.requests[1]},
+            "figures": [d.as_dict() for d in self.differences],
+            "per_request_pct": self.per_request,
+            "notes": list(self.notes),
+        }
+
+
+def compare(observed: Trace, predicted: Trace) -> Comparison:
+    """Compare two traces over their finished requests.
+
+    If at least nine tenths of the requests on either side have a twin of the same number and lengths on the other, only twins
+    are compared, and their own errors too; else the distributions of all.
+    """
+    a, b = request_metrics(observed), request_metrics(predicted)
+    key = ["request", "prompt_tokens", "output_tokens"]
+    twins = a.select(key).join(b.select(key), on=key)
+    paired = twins.height > 0 and twins.height >= _SAME_WORK * max(a.height, b.height)
+    notes = []
+    if paired:
+        a_all, b_all = a.height, b.height
+        a, b = (x.join(twins, on=key, how="semi").sort("request") for x in (a, b))
+        if a.height < max(a_all, b_all):
+            notes.append(f"{a.height} requests are on both sides (observed {a_all}, predicted {b_all}); only they are compared.")
+    elif a.height and b.height:
+        notes.append("The two traces do not hold the same requests: their distributions are compared.")
+        x, y = a["output_tokens"].sum(), b["output_tokens"].sum()
+        if x and abs(y - x) > 0.01 * x:
+            notes.append(f"They do unequal work: {x:,} output tokens observed, {y:,} predicted.")
+    stats: dict[str, tuple[Stat, Stat]] = {m: (stat(a[f"{m}_ns"]), stat(b[f"{m}_ns"])) for m in METRICS if m != "itl"}
+    stats["itl"] = (_itl(observed, a), _itl(predicted, b))
+    found = [
+        Difference(m, s, getattr(stats[m][0], f"{s}_ns"), getattr(stats[m][1], f"{s}_ns")) for m in METRICS for s in STATISTICS
+    ]
+    for name, amount in (("output tokens", "output_tokens"), ("requests", None)):
+        found.append(Difference("throughput", name, _per_s(a, amount), _per_s(b, amount), f"{name}/s"))
+    return Comparison(tuple(found), paired, (a.height, b.height), _per_request(a, b) if paired else {}, tuple(notes))
+
+
+def _itl(trace: Trace, requests: pl.DataFrame) -> Stat:
+    return stat(itl_ns(trace).join(requests.select("request"), on="request", how="semi")["itl_ns"])
+
+
+def _per_s(requests: pl.DataFrame, amount: str | None) -> float | None:
+    """Per second from the first arrival to the last finish."""
+    first, last = requests["arrival_ns"].min(), requests["finish_ns"].max()
+    if not isinstance(first, int) or not isinstance(last, int) or last <= first:
+        return None
+    if amount is not None and requests[amount].null_count():
+        return None
+    total = requests.height if amount is None else int(requests[amount].sum())
+    return total * 1e9 / (last - first)
+
+
+def _per_request(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, dict[str, float]]:
+    result = {}
+    for m in METRICS:
+        if m == "itl":
+            continue
+        o, p = a[f"{m}_ns"], b[f"{m}_ns"]
+        known = o.is_not_null() & p.is_not_null() & (o > 0)
+        error = (100 * (p - o).abs() / o).filter(known)
+        if error.len():
+            p50, p95 = error.quantile(0.5, "linear"), error.quantile(0.95, "linear")
+            assert p50 is not None and p95 is not None
+            result[m] = {"n": error.len(), "p50": round(p50, 3), "p95": round(p95, 3)}
+    return result

@@ -1,0 +1,121 @@
+"""The time that a request spends outside the engine's steps, as the trace shows it: fixed per request, or between steps.
+
+Each figure is the median over the requests that show it (the gap between steps: the mean, so that throughput stays right), in
+whole ns, never negative; 0 where the trace does not tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import polars as pl
+
+from hoptrace.reader import Trace
+
+__all__ = ["Overheads", "overheads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """In ns; ``n`` says from how many requests (gaps: steps) each was taken.
+
+    Attributes:
+        arrival_to_received_ns: load generator and network on the way in.
+        received_to_enqueued_ns: the proxy, or the server's front.
+        enqueued_to_ready_ns: from the hand-over to the engine until it could begin, seen where the engine was idle.
+        between_steps_ns: host time from a step's end to the next one's start while decoders run.
+        step_to_token_ns: from the end of the step that computed a first token until it was seen.
+        last_token_to_finish_ns: from the last token to the end of the request.
+    """
+
+    arrival_to_received_ns: int = 0
+    received_to_enqueued_ns: int = 0
+    enqueued_to_ready_ns: int = 0
+    between_steps_ns: int = 0
+    step_to_token_ns: int = 0
+    last_token_to_finish_ns: int = 0
+    n: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+
+    @property
+    def before_ns(self) -> int:
+        """From arrival until the engine may take the request."""
+        return self.arrival_to_received_ns + self.received_to_enqueued_ns + self.enqueued_to_ready_ns
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the manifest: each figure with the number of values behind it."""
+        names = [f.name for f in fields(self) if f.name != "n"]
+        return {name: {"ns": getattr(self, name), "n": n} for name, n in zip(names, self.n, strict=True)}
+
+
+def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.DataFrame | None = None) -> Overheads:
+    """Measure a trace. ``steps`` and ``residency``: its steps, stored or reconstructed; null if there are none."""
+    requests = (
+        trace.table("requests")
+        .filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
+        .select("request", "arrival_ns", "received_ns", "queued_ns", "first_token_ns", "last_token_ns", "finish_ns")
+        .collect()
+    )
+    stays = (
+        trace.table("stages")
+        .sort("request", "attempt", "stage", nulls_last=False)
+        .group_by("request", maintain_order=True)
+        .agg(pl.col("enqueued_ns").first(), pl.col("scheduled_ns").first(), pl.col("end_ns").last(), pl.col("server").first())
+        .collect()
+    )
+    r = requests.join(stays, on="request", how="left").with_columns(
+        pl.coalesce("queued_ns", "enqueued_ns").alias("enqueued_ns"), pl.coalesce("end_ns", "last_token_ns").alias("end_ns")
+    )
+    values = [
+        r["received_ns"] - r["arrival_ns"],
+        r["enqueued_ns"] - r["received_ns"],
+        _idle_start(r),
+        _gaps(steps),
+        _to_token(requests, steps, residency),
+        r["finish_ns"] - r["last_token_ns"],
+    ]
+    figures, counts = [], []
+    for i, v in enumerate(values):
+        v = v.drop_nulls()
+        middle = (v.mean() if i == 3 else v.median()) if v.len() else 0
+        assert isinstance(middle, int | float)
+        figures.append(max(0, round(middle)))
+        counts.append(v.len())
+    return Overheads(*figures, n=tuple(counts))
+
+
+def _idle_start(r: pl.DataFrame) -> pl.Series:
+    """scheduled − enqueued of the requests that came while no other was on their server."""
+    known = r.drop_nulls(["enqueued_ns", "scheduled_ns", "end_ns"]).sort("enqueued_ns", "request")
+    before = pl.col("end_ns").cum_max().shift(1).over("server")
+    idle = known.filter(before.is_null() | (before < pl.col("enqueued_ns")))
+    return idle["scheduled_ns"] - idle["enqueued_ns"]
+
+
+def _gaps(steps: pl.DataFrame | None) -> pl.Series:
+    """Start − end of the step before, where a decoder shows that the engine was not idle between them."""
+    if steps is None or not steps.height:
+        return pl.Series([], dtype=pl.Int64)
+    s = steps.filter(pl.col("pp_rank").fill_null(0) == 0).sort("server", "dp_rank", "step")
+    gap = (pl.col("start_ns") - pl.col("end_ns").shift(1)).over("server", "dp_rank")
+    return s.select(pl.when(pl.col("decode_requests") > 0).then(gap).alias("gap"))["gap"]
+
+
+def _to_token(requests: pl.DataFrame, steps: pl.DataFrame | None, residency: pl.DataFrame | None) -> pl.Series:
+    """First token as it was seen − end of the step that computed the prompt's last part."""
+    if steps is None or residency is None or not steps.height or not residency.height:
+        return pl.Series([], dtype=pl.Int64)
+    # Chunks before the first decode: those after it belong to a preemption.
+    decode = residency.filter(pl.col("phase") == "decode").group_by("request").agg(pl.col("first_step").min().alias("decode"))
+    last = (
+        residency.filter(pl.col("phase") == "chunk")
+        .join(decode, on="request", how="left")
+        .filter(pl.col("decode").is_null() | (pl.col("last_step") < pl.col("decode")))
+        .group_by("request", "server", "dp_rank")
+        .agg(pl.col("last_step").max())
+    )
+    ends = steps.filter(pl.col("pp_rank").fill_null(0) == 0).select("server", "dp_rank", "step", "end_ns")
+    joined = last.join(
+        ends, left_on=["server", "dp_rank", "last_step"], right_on=["server", "dp_rank", "step"], nulls_equal=True
+    ).join(requests, on="request")
+    return joined["first_token_ns"] - joined["end_ns"]

@@ -1,0 +1,232 @@
+"""A replay: a trace's work under another policy, as another trace, with the error of the method beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import polars as pl
+
+from hoptrace.errors import InputError
+from hoptrace.manifest import Manifest, ReplayInfo, Server
+from hoptrace.reader import Trace, open_trace
+from hoptrace.reconstruct import Steps, steps_of
+from hoptrace.replay.cost import choose_cost
+from hoptrace.replay.engine import Served, serve
+from hoptrace.replay.fidelity import Comparison, compare
+from hoptrace.replay.overheads import Overheads, overheads
+from hoptrace.replay.policy import Policy, Resolved, load_policy, resolve
+from hoptrace.replay.rows import frames
+from hoptrace.replay.workload import Workload, workload
+from hoptrace.schema import TABLES
+from hoptrace.stepcost import FEATURES, StepCost, features_array, outside
+from hoptrace.writer import TraceWriter
+
+__all__ = ["FramesTrace", "Replayed", "predict", "replay"]
+
+Progress = Callable[[str], None]
+
+
+class FramesTrace(Trace):
+    """A trace in memory: the same ``table`` and ``manifest`` as one on the disk."""
+
+    def __init__(self, tables: dict[str, pl.DataFrame], manifest: Manifest, name: str) -> None:
+        super().__init__(Path(f"{name}.trace"), manifest)
+        self.frames = tables
+
+    def table(self, name: str) -> pl.LazyFrame:
+        """All rows of a table; see :meth:`hoptrace.reader.Trace.table`."""
+        if name in self.frames:
+            return self.frames[name].lazy()
+        empty = pl.from_arrow(TABLES[name].arrow.empty_table())
+        assert isinstance(empty, pl.DataFrame)
+        return empty.lazy()
+
+    def has(self, name: str) -> bool:
+        """Whether the table holds any row."""
+        return name in self.frames and self.frames[name].height > 0
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A replay in memory.
+
+    Attributes:
+        trace: its tables and its manifest.
+        own: the trace under its own policy against what was observed: the error of the method; null if nothing was observed.
+        against: this replay against what was observed: what the policy changes, the method's error included; null likewise.
+        cost: the step cost.
+    """
+
+    trace: FramesTrace
+    own: Comparison | None
+    against: Comparison | None
+    cost: StepCost
+
+
+def replay(
+    trace: Trace,
+    policy: Policy | str | Path,
+    *,
+    out: Path | str,
+    cost: StepCost | str | None = None,
+    platform: str | None = None,
+    seed: int = 0,
+    rate: Fraction | float = 1,
+    progress: Progress | None = None,
+) -> Trace:
+    """Replay ``trace`` under ``policy`` and write the result as the trace ``out``; see :func:`predict`.
+
+    Raises:
+        UsageError: ``out`` is there already, or an option is wrong.
+        InputError: the trace does not tell what a replay needs.
+        EnvironmentProblem: the disk refuses.
+    """
+    return write(predict(trace, policy, cost=cost, platform=platform, seed=seed, rate=rate, progress=progress), out)
+
+
+def write(result: Replayed, out: Path | str) -> Trace:
+    """Write a replay as the trace ``out``."""
+    with TraceWriter(out, result.trace.manifest.model_copy(deep=True), background=False) as writer:
+        for name, frame in result.trace.frames.items():
+            if frame.height:
+                writer.append_arrow(name, frame.to_arrow())
+    return open_trace(out)
+
+
+def predict(
+    trace: Trace,
+    policy: Policy | str | Path,
+    *,
+    cost: StepCost | str | None = None,
+    platform: str | None = None,
+    seed: int = 0,
+    rate: Fraction | float = 1,
+    progress: Progress | None = None,
+) -> Replayed:
+    """Replay ``trace`` under ``policy`` in memory.
+
+    The trace is first replayed under its own policy and compared with what was observed: that error stands in the manifest of
+    every what-if (law 3). Nothing is drawn at random, so ``seed`` is only kept; the same arguments give the same rows (law 4).
+
+    Args:
+        policy: a policy, a preset's name, or a policy file.
+        cost: a step cost, or ``fitted`` (the default), ``roofline`` (with ``platform``), ``fixed:PREFILL_MS,DECODE_MS``.
+        rate: 1.5 for arrivals one and a half times as fast.
+        progress: told what is being done.
+
+    Raises:
+        UsageError, InputError: see :func:`replay`.
+    """
+    say = progress or (lambda _: None)
+    policy = policy if isinstance(policy, Policy) else load_policy(policy)
+    server = _server(trace)
+    say("reading the workload")
+    work = workload(trace)
+    say("looking at the recorded steps")
+    seen = steps_of(trace)
+    own_policy = resolve(Policy(name="as-recorded"), server)
+    chosen = resolve(policy, server)
+    say("choosing the step cost")
+    if isinstance(cost, StepCost):
+        step_cost, how = cost, {"kind": cost.origin}
+    else:
+        step_cost, how = choose_cost(cost or "fitted", seen.steps, server, platform)
+    oh = overheads(trace, seen.steps, seen.residency)
+    say("replaying under the trace's own policy")
+    observed = _observed(trace)
+    own = compare(trace, _play(trace, work, own_policy, server, step_cost, oh)[0]) if observed else None
+    say(f"replaying under {policy.name}")
+    result, served = _play(trace, work.at_rate(rate), chosen, server, step_cost, oh)
+    against = compare(trace, result) if observed else None
+    info = ReplayInfo(
+        parent=trace.name,
+        policy={"name": policy.name, "description": policy.description, "changes": policy.changes(), **chosen.as_dict()},
+        cost_model={**how, "step": step_cost.to_dict(), "steps": {"origin": seen.origin, "note": seen.note},
+                    "outside_steps": oh.as_dict()},
+        seed=seed,
+        arrivals="recorded" if rate == 1 else f"recorded, {float(rate):g} times as fast",
+        error=None if own is None else own.as_dict(),
+        warnings=_warnings(trace, work, chosen, own_policy, served, step_cost, seen, observed),
+    )  # fmt: skip
+    result.manifest.replay = info
+    result.manifest.title = f"{trace.name} under {policy.name}" + ("" if rate == 1 else f", {float(rate):g} x the rate")
+    return Replayed(result, own, against, step_cost)
+
+
+def _play(
+    trace: Trace, work: Workload, policy: Resolved, server: Server, cost: StepCost, oh: Overheads
+) -> tuple[FramesTrace, Served]:
+    served = serve(work, policy, cost, before_ns=oh.before_ns, gap_ns=oh.between_steps_ns)
+    changed = server.model_copy(
+        update={
+            "max_sequences": policy.max_sequences,
+            "max_batched_tokens": policy.max_batched_tokens,
+            "context_tokens": policy.context_tokens,
+            "kv_capacity_tokens": policy.capacity_tokens,
+            "block_size_tokens": policy.block_size_tokens,
+            "prefix_caching": policy.cache is not None,
+            "pid": None,
+        }
+    )
+    m = trace.manifest
+    manifest = Manifest(
+        origin="replayed",
+        utc_offset_ns=m.utc_offset_ns,
+        servers=[changed],
+        platform=m.platform,
+        imported_from=m.imported_from,
+        rows_dropped={f"requests: {why}": n for why, n in work.left_out.items()},
+    )
+    return FramesTrace(frames(trace, served, changed, oh), manifest, f"{trace.name}-replay"), served
+
+
+def _server(trace: Trace) -> Server:
+    servers = trace.manifest.servers
+    if len(servers) > 1:
+        names = ", ".join(s.name for s in servers)
+        raise InputError(
+            f"{trace.path} has {len(servers)} servers ({names}); a replay models one.", hint="Capture or import them apart."
+        )
+    ranks = trace.table("steps").select(pl.col("dp_rank").drop_nulls().n_unique()).collect().item()
+    if ranks > 1:
+        raise InputError(f"{trace.path} has {ranks} data-parallel ranks; a replay models one.")
+    return servers[0].model_copy(deep=True) if servers else Server(name="engine")
+
+
+def _observed(trace: Trace) -> bool:
+    """Whether the trace says how long its requests took."""
+    known = pl.col("finish_ns").is_not_null() & pl.col("first_token_ns").is_not_null() & pl.col("error").is_null()
+    return bool(trace.table("requests").select(known.any()).collect().item())
+
+
+def _warnings(
+    trace: Trace, work: Workload, policy: Resolved, own: Resolved, served: Served, cost: StepCost, seen: Steps, observed: bool
+) -> list[str]:
+    found = list(work.notes)
+    found += policy.notes
+    found += [f"For the error under the trace's own policy: {n}" for n in own.notes if n not in policy.notes]
+    if not observed:
+        found.append("The trace holds no observed latencies, so the error of this replay is unknown.")
+    if seen.note:
+        found.append(seen.note)
+    if served.refused.height:
+        reasons = served.refused["error"].to_list()
+        found.append(f"{len(reasons)} requests are refused; the first: {reasons[0]}.")
+    if policy.cache is not None:
+        if not len(work.block_id):
+            found.append("The trace has no prefix blocks: the prefix cache finds nothing.")
+        else:
+            found.append("Prefix hits are counted in whole blocks of the trace, and a generated answer is never found again.")
+    if trace.table("requests").select(pl.col("client_slot").is_not_null().any()).collect().item():
+        found.append(
+            "The load was a closed loop; its arrivals are kept as recorded, though another policy would have moved them."
+        )
+    if served.steps.height and cost.domain:
+        features = features_array(served.steps)
+        low, high = features.min(axis=0), features.max(axis=0)
+        found += outside(cost.domain, {f: (int(low[i]), int(high[i])) for i, f in enumerate(FEATURES)})
+    found += cost.notes
+    return list(dict.fromkeys(found))
