@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -355,17 +354,18 @@ async def _answers(host: str, port: int) -> bool:
 
 
 def _store_steps(writer: TraceWriter) -> str | None:
-    """Let the core reconstruct the engine's iterations and store them with the rest; a note if it can't."""
-    try:
-        reconstruct = import_module("hoptrace.reconstruct")
-    except ImportError:
-        return "steps were not reconstructed"
+    """Reconstruct the engine's iterations from what was recorded and store them with the rest; why not, if that can't be done."""
+    # Polars takes half a second to import: not while a capture is to begin.
+    from hoptrace.reader import open_trace
+    from hoptrace.reconstruct import steps_of, store_steps
+
     writer.flush()
     try:
-        note = reconstruct.store_steps(writer)
-    except Exception as e:  # what was recorded is worth more than what can be derived from it later
-        return f"steps could not be reconstructed: {e}"
-    return str(note) if note is not None else None
+        steps = steps_of(open_trace(writer.path))
+        store_steps(writer, steps)
+    except Exception as e:  # what was recorded is worth more than what can be derived from it, now or later
+        return f"steps could not be reconstructed ({type(e).__name__}: {e})"
+    return None if steps.steps.height else steps.note
 
 
 async def explain(

@@ -106,12 +106,10 @@ def _geometry(server: Server, path: Path) -> list[str]:
 
 
 def _why(reply: Reply, path: str, flag: str) -> str:
-    if reply.status in (401, 403) and b"api key" in reply.body.lower():
+    if reply.status == 401:
         return f"{path} needs the server's API key: name the variable that holds it with --key-env"
     if reply.status in (403, 404, 501):
         return f"{path} is turned off: start llama-server with {flag}"
-    if reply.status in (401,):
-        return f"{path} needs the server's API key: name the variable that holds it with --key-env"
     return f"{path}: {reply.problem or f'HTTP {reply.status}'}"
 
 

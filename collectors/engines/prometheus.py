@@ -7,6 +7,7 @@ a gauge in the next.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 __all__ = ["Kind", "Sample", "samples"]
 
 Semantics = Literal["cumulative", "gauge"]
+_NAME = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]*", re.MULTILINE)
 _BY_TYPE: dict[str, Semantics] = {"counter": "cumulative", "histogram": "cumulative", "summary": "cumulative", "gauge": "gauge"}
 
 
@@ -39,12 +41,15 @@ class Sample:
 
 def samples(text: str, known: Mapping[str, Kind]) -> Iterator[Sample]:
     """All samples of a page, labels as part of the name. ValueError if the page is not in the text format."""
+    # The parser renames counters whose names do not end in _total: the page has the names as they are.
+    told = set(_NAME.findall(text))
     for family in text_string_to_metric_families(text):
         by_type = _BY_TYPE.get(family.type)
         for s in family.samples:
             if s.name.endswith("_created"):
                 continue
             labels = ",".join(f'{k}="{v}"' for k, v in sorted(s.labels.items()))
-            kind = known.get(s.name) or (Kind(family.unit or "1", by_type) if by_type else None)
+            name = s.name if s.name in told else s.name.removesuffix("_total")
+            kind = known.get(name) or (Kind(family.unit or "1", by_type) if by_type else None)
             value = None if math.isnan(s.value) else float(s.value)
-            yield Sample(f"{s.name}{{{labels}}}" if labels else s.name, value, kind)
+            yield Sample(f"{name}{{{labels}}}" if labels else name, value, kind)

@@ -100,9 +100,9 @@ class Proxy:
             max_line_size=_HEADER_BYTES,
             max_field_size=_HEADER_BYTES,
         )
-        self._runner = web.ServerRunner(server)
+        self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.SockSite(self._runner, sock, shutdown_timeout=1.0).start()
+        await web.SockSite(self._runner, sock).start()
 
     async def close(self) -> None:
         """Stop listening; streams that still run are cut after a second and recorded as cancelled."""

@@ -1,13 +1,15 @@
 """The server's process as the operating system sees it, and the machine around it, so that foreign load can be told apart.
 
-Entities: ``process:PID``, ``thread:PID/TID`` (at most 64, the busiest), ``cpu`` (the whole machine). The machine's busy time
-less the process's is what others took.
+Entities: ``process:PID``, ``thread:PID/TID`` (at most 64, the busiest), ``cpu`` (the whole machine), ``hoptrace:PID`` (this
+process: collectors, proxy, and what else runs in it), ``pressure``. The machine's busy time less the two processes' is what
+others took.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +223,8 @@ class ProcessCollector:
         for name, value in times.items():
             unit, semantics = ("cpus", "gauge") if name == "cpus" else ("ns", "cumulative")
             yield self._row("cpu", self._boot, name, value, unit, semantics)
+        # What the capture itself costs: not the server's, and no stranger's either.
+        yield self._row(f"hoptrace:{os.getpid()}", self._boot, "on_cpu_ns", time.process_time_ns(), "ns", "cumulative")
         for name, value in procfs.pressure(self._proc).items():
             yield self._row("pressure", self._boot, name, value, "ns", "cumulative")
 
