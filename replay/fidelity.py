@@ -70,6 +70,14 @@ class Comparison:
                 return d
         raise KeyError(f"{metric} {statistic}")
 
+    def errors(self) -> dict[str, dict[str, float]]:
+        """Relative errors (predicted ÷ observed − 1) by metric and statistic, for the manifest; what is unknown is missing."""
+        found: dict[str, dict[str, float]] = {}
+        for d in self.differences:
+            if d.error_pct is not None:
+                found.setdefault(d.metric, {})[d.statistic] = round(d.error_pct / 100, 6)
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and the manifest."""
         return {

@@ -21,7 +21,8 @@ class Overheads:
     """In ns; ``n`` says from how many requests (gaps: steps) each was taken.
 
     Attributes:
-        arrival_to_received_ns: load generator and network on the way in.
+        arrival_to_sent_ns: the load generator's lateness; 0 where nobody saw the request being sent.
+        sent_to_received_ns: network on the way in, from arrival where `sent` is unknown.
         received_to_enqueued_ns: the proxy, or the server's front.
         enqueued_to_ready_ns: from the hand-over to the engine until it could begin, seen where the engine was idle.
         between_steps_ns: host time from a step's end to the next one's start while decoders run.
@@ -29,13 +30,19 @@ class Overheads:
         last_token_to_finish_ns: from the last token to the end of the request.
     """
 
-    arrival_to_received_ns: int = 0
+    arrival_to_sent_ns: int = 0
+    sent_to_received_ns: int = 0
     received_to_enqueued_ns: int = 0
     enqueued_to_ready_ns: int = 0
     between_steps_ns: int = 0
     step_to_token_ns: int = 0
     last_token_to_finish_ns: int = 0
-    n: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    n: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
+
+    @property
+    def arrival_to_received_ns(self) -> int:
+        """The whole way in."""
+        return self.arrival_to_sent_ns + self.sent_to_received_ns
 
     @property
     def before_ns(self) -> int:
@@ -53,7 +60,7 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
     requests = (
         trace.table("requests")
         .filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
-        .select("request", "arrival_ns", "received_ns", "queued_ns", "first_token_ns", "last_token_ns", "finish_ns")
+        .select("request", "arrival_ns", "sent_ns", "received_ns", "queued_ns", "first_token_ns", "last_token_ns", "finish_ns")
         .collect()
     )
     stays = (
@@ -67,7 +74,8 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
         pl.coalesce("queued_ns", "enqueued_ns").alias("enqueued_ns"), pl.coalesce("end_ns", "last_token_ns").alias("end_ns")
     )
     values = [
-        r["received_ns"] - r["arrival_ns"],
+        r["sent_ns"] - r["arrival_ns"],
+        r["received_ns"] - r["sent_ns"].fill_null(r["arrival_ns"]),
         r["enqueued_ns"] - r["received_ns"],
         _idle_start(r),
         _gaps(steps),
@@ -77,7 +85,7 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
     figures, counts = [], []
     for i, v in enumerate(values):
         v = v.drop_nulls()
-        middle = (v.mean() if i == 3 else v.median()) if v.len() else 0
+        middle = (v.mean() if i == 4 else v.median()) if v.len() else 0
         assert isinstance(middle, int | float)
         figures.append(max(0, round(middle)))
         counts.append(v.len())

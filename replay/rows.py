@@ -65,6 +65,7 @@ def _times(served: Served, oh: Overheads) -> pl.DataFrame:
         {
             "request": w.request,
             "arrival_ns": w.arrival_ns,
+            "sent_ns": w.arrival_ns + oh.arrival_to_sent_ns,
             "received_ns": received,
             "queued_ns": received + oh.received_to_enqueued_ns,
             "scheduled_ns": served.of_request["scheduled_ns"].to_numpy(),
@@ -81,13 +82,14 @@ def _requests(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
     recorded = parent.table("requests").select(
         *_CARRIED,
         (pl.col("first_visible_ns") == pl.col("first_token_ns")).alias("visible_first"),
-        pl.col("queued_ns").is_not_null().any().alias("has_queued"),
+        *(pl.col(f"{c}_ns").is_not_null().any().alias(f"has_{c}") for c in ("sent", "queued")),
     )
     everybody = recorded.collect()
     times = _times(served, oh)
     done = everybody.join(times, on="request").with_columns(
         # A column that the parent does not fill stays empty, so that both traces' figures are made of the same times.
         pl.when("has_queued").then("queued_ns").alias("queued_ns"),
+        pl.when("has_sent").then("sent_ns").alias("sent_ns"),
         pl.when("visible_first").then("first_token_ns").alias("first_visible_ns"),
     )
     parts = [done]
@@ -100,7 +102,6 @@ def _requests(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
         )
     return pl.concat(parts, how="diagonal").with_columns(
         pl.when(pl.col("arrival_of") == "intended").then("arrival_ns").alias("intended_ns"),
-        pl.when(pl.col("arrival_of") == "sent").then("arrival_ns").alias("sent_ns"),
     )
 
 

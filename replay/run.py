@@ -143,12 +143,13 @@ def predict(
     against = compare(trace, result) if observed else None
     info = ReplayInfo(
         parent=trace.name,
+        own_policy=None if own is None else own.as_dict(),  # type: ignore[call-arg]  # beside `error`, in full
         policy={"name": policy.name, "description": policy.description, "changes": policy.changes(), **chosen.as_dict()},
         cost_model={**how, "step": step_cost.to_dict(), "steps": {"origin": seen.origin, "note": seen.note},
                     "outside_steps": oh.as_dict()},
         seed=seed,
         arrivals="recorded" if rate == 1 else f"recorded, {float(rate):g} times as fast",
-        error=None if own is None else own.as_dict(),
+        error=None if own is None else own.errors(),
         warnings=_warnings(trace, work, chosen, own_policy, served, step_cost, seen, observed),
     )  # fmt: skip
     result.manifest.replay = info
@@ -207,10 +208,13 @@ def _warnings(
 ) -> list[str]:
     found = list(work.notes)
     found += policy.notes
-    found += [f"For the error under the trace's own policy: {n}" for n in own.notes if n not in policy.notes]
-    if not observed:
+    if observed:
+        found += [f"For the error under the trace's own policy: {n}" for n in own.notes if n not in policy.notes]
+        if cost.origin != "fitted":
+            found.append("The step cost is not the recorded machine's: the error under its own policy holds that difference too.")
+    else:
         found.append("The trace holds no observed latencies, so the error of this replay is unknown.")
-    if seen.note:
+    if seen.note and cost.origin == "fitted":
         found.append(seen.note)
     if served.refused.height:
         reasons = served.refused["error"].to_list()
