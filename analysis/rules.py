@@ -17,7 +17,7 @@ _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Fails when the change from A to B is above (or below) ``limit``: relative with ``percent``, else B − A in ns or as it is."""
+    """Fails when the change from A to B is above (or below) ``limit``: relative with ``percent``, else B − A (times in ns)."""
 
     text: str
     figure: str

@@ -27,7 +27,7 @@ def command(trace: str, output: str, force: bool, quiet: bool) -> None:
     import hoptrace
     from hoptrace.analysis.perfetto import export
 
-    console = Console(stderr=True, quiet=quiet, highlight=False)
+    console = Console(stderr=True, quiet=quiet, highlight=False, width=None if quiet else 200)
     opened = hoptrace.open(trace)
     with console.status("Writing …") as status:
         result = export(
