@@ -51,7 +51,7 @@ def compact(path: Path | str) -> Compaction:
         folder.convert()
         stems = {part.file.removesuffix(".journal") for _, part in journals}
         made = [p for parts in manifest.tables.values() for p in parts if p.file.removesuffix(".parquet") in stems]
-        return Compaction(len(journals), sum(p.rows or 0 for p in made), removed)
+        return Compaction(len(made), sum(p.rows or 0 for p in made), removed)
     except OSError as e:
         raise EnvironmentProblem(f"{path} cannot be written: {e.strerror}.", hint="Free some space and run it again.") from None
     finally:

@@ -9,11 +9,12 @@ call can be tried again.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from hoptrace.journal import JournalWriter, read_journal
 from hoptrace.manifest import Manifest, Part, manifest_text, replace_manifest, sync_folder
-from hoptrace.parts import write_part
+from hoptrace.parts import checksum, write_part
 from hoptrace.schema import Table
 
 __all__ = ["LOCK", "TraceFolder", "being_written"]
@@ -89,8 +90,16 @@ class TraceFolder:
                 raise
             for path in obsolete:
                 path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it holds other files
+                    path.parent.rmdir()
 
     # -- journals -----------------------------------------------------------------------------------------------------
+
+    def open_journals(self, specs: Iterable[Table]) -> None:
+        """Begin a journal for each table and name them all at once: then :meth:`append` waits for no manifest."""
+        for spec in specs:
+            self._journals[spec.name] = self._new_journal(spec)
+        self.save()
 
     def append(self, spec: Table, batch: pa.RecordBatch) -> None:
         """Write rows to the table's journal. Raises OSError; then none of them is there."""
@@ -98,12 +107,16 @@ class TraceFolder:
             journal = self._journals.get(spec.name)
             if journal is None:
                 journal = self._journals[spec.name] = self._new_journal(spec)
+                # Should the disk refuse, the journal takes rows all the same; the manifest is written as soon as it can be.
+                with contextlib.suppress(OSError):
+                    self.save()
             journal.append(batch)
 
     def sync(self) -> None:
         """Push the journals to the disk (power loss)."""
         for journal in list(self._journals.values()):
             journal.sync()
+            sync_folder(journal.path.parent)
 
     def large(self, rows: int, size_bytes: int) -> list[str]:
         """Tables whose journal has grown beyond either limit."""
@@ -111,7 +124,10 @@ class TraceFolder:
 
     def seal(self, spec: Table, *, reopen: bool) -> None:
         """End the table's journal, to be turned into a part; with ``reopen`` the next one is ready first, so that none waits."""
-        fresh = self._new_journal(spec) if reopen else None
+        fresh = None
+        if reopen:
+            fresh = self._new_journal(spec)
+            self.save()
         with self._journaling:
             journal = self._journals.pop(spec.name, None)
             if fresh is not None:
@@ -143,26 +159,31 @@ class TraceFolder:
             journal = read_journal(path)
             file = f"{spec.name}/{path.stem}.parquet"
             data = journal.table()
-            rows = write_part(self.path / file, data, spec) if data is not None else 0
+            new = [self._part(file, data, spec)] if data is not None else []
             with self.guard:
                 if rows_written is not None and journal.rows < rows_written:
                     self._count(f"{spec.name}: journal damaged on the disk", rows_written - journal.rows)
                 parts = self.manifest.tables.get(spec.name, [])
                 old = f"{spec.name}/{path.name}"
-                new = [Part(file=file, rows=rows, merged=spec.merge)] if data is not None else []
                 at = next((i for i, p in enumerate(parts) if p.file == old), len(parts))
-                self.manifest.tables[spec.name] = parts[:at] + new + parts[at + 1 :]
+                parts = parts[:at] + new + parts[at + 1 :]
+                if parts:
+                    self.manifest.tables[spec.name] = parts
+                else:
+                    self.manifest.tables.pop(spec.name, None)
                 self._obsolete.append(path)
                 self._dirty = True
             self._sealed.pop(0)
-            self.save()
+            if new:
+                self.save()
+        self.save()
 
     def add_part(self, spec: Table, data: pa.Table) -> None:
         """Write rows straight into a new part (writers that are not live)."""
         file = f"{self._next(spec)}.parquet"
-        rows = write_part(self.path / file, data, spec)
+        part = self._part(file, data, spec)
         with self.guard:
-            self.manifest.tables.setdefault(spec.name, []).append(Part(file=file, rows=rows, merged=spec.merge))
+            self.manifest.tables.setdefault(spec.name, []).append(part)
             self._dirty = True
         self.save()
 
@@ -178,6 +199,10 @@ class TraceFolder:
     def _count(self, reason: str, rows: int) -> None:
         self.manifest.rows_dropped[reason] = self.manifest.rows_dropped.get(reason, 0) + rows
 
+    def _part(self, file: str, data: pa.Table, spec: Table) -> Part:
+        rows = write_part(self.path / file, data, spec)
+        return Part(file=file, rows=rows, merged=spec.merge, crc32=checksum(self.path / file))
+
     def _next(self, spec: Table) -> str:
         """Folder and stem of the table's next file; makes the folder."""
         folder = self.path / spec.name
@@ -192,12 +217,6 @@ class TraceFolder:
         with self.guard:
             self.manifest.tables.setdefault(spec.name, []).append(Part(file=file, kind="journal"))
             self._dirty = True
-        try:
-            sync_folder(self.path / spec.name)
-            self.save()
-        except OSError:
-            # The journal is there and takes rows; the manifest stays due and is written as soon as the disk lets us.
-            pass
         return journal
 
 

@@ -45,6 +45,7 @@ class Part(_Model):
     rows: int | None = None
     kind: Literal["parquet", "journal"] = "parquet"
     merged: bool = Field(default=False, description="Within this file a table that merges has one row per key.")
+    crc32: int | None = Field(default=None, description="Of the whole closed file: Parquet's own checksums leave out its footer.")
 
 
 class Server(_Model):
@@ -64,9 +65,9 @@ class Server(_Model):
     head_size: int | None = None
     hidden_size: int | None = None
     kv_dtype: str | None = None
-    max_sequences: int | None = Field(None, description="Slots, or max-num-seqs.")
+    max_sequences: int | None = Field(default=None, description="Slots, or max-num-seqs.")
     max_batched_tokens: int | None = None
-    context_tokens: int | None = Field(None, description="Longest context of one sequence.")
+    context_tokens: int | None = Field(default=None, description="Longest context of one sequence.")
     block_size_tokens: int | None = None
     block_count: int | None = None
     kv_capacity_tokens: int | None = None
@@ -94,7 +95,7 @@ class ReplayInfo(_Model):
     cost_model: dict[str, Any]
     seed: int = 0
     arrivals: str = "recorded"
-    error: dict[str, Any] | None = Field(None, description="Error of the replay under the trace's own policy, per metric.")
+    error: dict[str, Any] | None = Field(default=None, description="Error of the replay under the trace's own policy, per metric.")
     warnings: list[str] = Field(default_factory=list)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from hoptrace.manifest import sync_folder
 from hoptrace.schema import VERSION, Table
 
-__all__ = ["conform", "merge_rows", "write_part"]
+__all__ = ["checksum", "conform", "merge_rows", "write_part"]
 
 _ROW_GROUP = 131_072
 
@@ -86,6 +87,15 @@ def write_part(path: Path, data: pa.Table, table: Table) -> int:
         raise
     sync_folder(path.parent)
     return int(data.num_rows)
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as f:
+        while chunk := f.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -20,6 +20,7 @@ from hoptrace.errors import InputError
 from hoptrace.folder import being_written
 from hoptrace.journal import read_journal
 from hoptrace.manifest import Part
+from hoptrace.parts import checksum
 from hoptrace.reader import Trace
 from hoptrace.schema import MINOR, TABLES, VERSION
 
@@ -171,6 +172,9 @@ def _journal_whole(trace: Trace, name: str, path: Path) -> Iterator[Finding]:
 
 
 def _part_whole(name: str, part: Part, path: Path) -> Iterator[Finding]:
+    if part.crc32 is not None and checksum(path) != part.crc32:
+        yield Finding("error", "file_whole", f"{part.file} is damaged (its checksum differs).", name, 1)
+        return
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         rows = file.metadata.num_rows
         types = {f.name: f.type for f in file.schema_arrow}

@@ -77,7 +77,7 @@ class TraceWriter:
         manifest.hoptrace_version = __version__
         manifest.created_utc = manifest.created_utc or datetime.now(UTC).isoformat(timespec="seconds")
         manifest.closed = False
-        self._folder = _create(self.path, manifest)
+        self._folder = _create(self.path, manifest, live=background)
         self._background = background
         self._lock = self._folder.guard
         self._buffers: dict[str, _Buffer] = {}
@@ -371,7 +371,7 @@ class _plainly:  # noqa: N801 - reads as a phrase
             ) from None
 
 
-def _create(path: Path, manifest: Manifest) -> TraceFolder:
+def _create(path: Path, manifest: Manifest, *, live: bool) -> TraceFolder:
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -380,7 +380,7 @@ def _create(path: Path, manifest: Manifest) -> TraceFolder:
         raise EnvironmentProblem(f"{path} cannot be made: {e.strerror}.") from None
     try:
         folder = TraceFolder(path, manifest)
-        folder.save()
+        folder.open_journals(TABLES.values() if live else ())
     except OSError as e:
         raise EnvironmentProblem(f"{path} cannot be written: {e.strerror}.") from None
     return folder
