@@ -1,0 +1,99 @@
+"""What the demo sends: a slice of the public request log, its lengths and its pace scaled to the speed of this machine."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import hoptrace
+from hoptrace.errors import EnvironmentProblem
+from hoptrace.manifest import Manifest
+from hoptrace.writer import TraceWriter
+
+__all__ = ["Speed", "measure", "write_workload"]
+
+SLICE = "azure-2023-conv"
+REQUESTS = 48
+SPAN_S = 32.0
+# Work that arrives ÷ work that one slot can do. High enough that one slot queues, low enough that the queue does not run away.
+LOAD = 0.7
+_PROMPT_LIMITS = (8, 1500)
+_OUTPUT_LIMITS = (6, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What one request alone gets from the server."""
+
+    prefill_ns_per_token: int
+    decode_ns_per_token: int
+
+
+def measure(url: str) -> Speed:
+    """Measure a llama.cpp server with three short requests, the first of which only warms it up.
+
+    Raises:
+        EnvironmentProblem: it does not answer as llama.cpp does.
+    """
+    best: list[tuple[float, float]] = []
+    for n in range(3):
+        words = " ".join(f"{n}{i}" for i in range(40))
+        timings = _complete(url, words, 24).get("timings", {})
+        try:
+            best.append((timings["prompt_ms"] / timings["prompt_n"], timings["predicted_ms"] / (timings["predicted_n"] - 1)))
+        except (KeyError, ZeroDivisionError, TypeError):
+            raise EnvironmentProblem(f"The server at {url} tells no timings, so its speed is unknown.") from None
+    prefill, decode = (min(b[i] for b in best[1:]) for i in (0, 1))
+    return Speed(max(1, round(prefill * 1e6)), max(1, round(decode * 1e6)))
+
+
+def _complete(url: str, prompt: str, tokens: int) -> dict[str, Any]:
+    body = json.dumps({"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}).encode()
+    request = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return dict(json.load(answer))
+    except (OSError, ValueError) as e:
+        raise EnvironmentProblem(f"The server at {url} did not answer a test request: {e}.") from None
+
+
+def write_workload(
+    source: Path, out: Path, speed: Speed, *, requests: int = REQUESTS, span_s: float = SPAN_S
+) -> tuple[float, float]:
+    """Write the first ``requests`` of ``source``, scaled, as the trace ``out``.
+
+    One factor scales all lengths, so that the work fills ``LOAD`` of one slot's time; another scales all gaps, so that the slice
+    lasts ``span_s``. Both are returned (lengths, pace) and written into the manifest.
+    """
+    trace = hoptrace.open(source)
+    rows = trace.table("requests").sort("arrival_ns").head(requests).collect()
+    first = rows["arrival_ns"][0]
+    pace = (rows["arrival_ns"][-1] - first) / (span_s * 1e9)
+    work_ns = (rows["prompt_tokens"] * speed.prefill_ns_per_token + rows["output_tokens"] * speed.decode_ns_per_token).sum()
+    factor = min(1.0, LOAD * span_s * 1e9 / work_ns)
+    tokens = {"prompt_tokens": _PROMPT_LIMITS, "output_tokens": _OUTPUT_LIMITS}
+    arrival = (first + (pl.col("arrival_ns") - first) / pace).round().cast(pl.Int64)
+    scaled = rows.with_columns(
+        arrival.alias("arrival_ns"),
+        arrival.alias("received_ns"),
+        *((pl.col(c) * factor).round().cast(pl.Int64).clip(low, high).alias(c) for c, (low, high) in tokens.items()),
+    ).with_columns(pl.col("output_tokens").alias("max_tokens"))
+    manifest = Manifest(
+        origin="imported",
+        title=f"first {requests} requests of {trace.name}, lengths × {factor:.3f}, {pace:.2f} times the pace",
+        imported_from=trace.manifest.imported_from,
+        notes=[
+            *trace.manifest.notes,
+            f"Lengths are scaled by {factor:.4f} (prompts kept within {_PROMPT_LIMITS}, outputs within {_OUTPUT_LIMITS} tokens), "
+            f"gaps between arrivals divided by {pace:.4f}, to suit this machine.",
+        ],
+    )
+    with TraceWriter(out, manifest, background=False) as writer:
+        writer.append_arrow("requests", scaled.to_arrow())
+        writer.append_arrow("coverage", trace.table("coverage").collect().to_arrow())
+    return factor, pace
