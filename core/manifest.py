@@ -95,7 +95,9 @@ class ReplayInfo(_Model):
     cost_model: dict[str, Any]
     seed: int = 0
     arrivals: str = "recorded"
-    error: dict[str, Any] | None = Field(default=None, description="Error of the replay under the trace's own policy, per metric.")
+    error: dict[str, Any] | None = Field(
+        default=None, description="Relative error under the trace's own policy, by metric and statistic."
+    )
     warnings: list[str] = Field(default_factory=list)
 
 

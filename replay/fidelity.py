@@ -107,7 +107,7 @@ def compare(observed: Trace, predicted: Trace) -> Comparison:
             notes.append(f"{a.height} requests are on both sides (observed {a_all}, predicted {b_all}); only they are compared.")
     elif a.height and b.height:
         notes.append("The two traces do not hold the same requests: their distributions are compared.")
-        x, y = a["output_tokens"].sum(), b["output_tokens"].sum()
+        x, y = int(a["output_tokens"].sum()), int(b["output_tokens"].sum())
         if x and abs(y - x) > 0.01 * x:
             notes.append(f"They do unequal work: {x:,} output tokens observed, {y:,} predicted.")
     stats: dict[str, tuple[Stat, Stat]] = {m: (stat(a[f"{m}_ns"]), stat(b[f"{m}_ns"])) for m in METRICS if m != "itl"}

@@ -25,7 +25,7 @@ def compiled(*modules: ModuleType) -> Callable[[Callable[..., Any]], Any]:
         dispatcher = njit(cache=True)(function)
         # No public way leads there. Should numba move it, its own stamp remains, and the test of this file says so.
         kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-        if hasattr(kept, "_source_stamp"):
+        if kept is not None and hasattr(kept, "_source_stamp"):
             kept._source_stamp = (kept._source_stamp, digest)
         return dispatcher
 

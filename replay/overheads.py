@@ -89,7 +89,8 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
         assert isinstance(middle, int | float)
         figures.append(max(0, round(middle)))
         counts.append(v.len())
-    return Overheads(*figures, n=tuple(counts))
+    late, network, front, ready, gap, token, end = figures
+    return Overheads(late, network, front, ready, gap, token, end, n=tuple(counts))
 
 
 def _idle_start(r: pl.DataFrame) -> pl.Series:

@@ -44,53 +44,55 @@ class Batching(_Part):
     """How requests are put together into steps."""
 
     max_sequences: Count | None = Field(
-        None,
+        default=None,
         description="Requests that hold a place at once: slots (llama.cpp), max-num-seqs (vLLM). As the trace's server.",
     )
     max_batched_tokens: Count | None = Field(
-        None, description="Tokens of one step at most: n_batch, max-num-batched-tokens. As the trace's server."
+        default=None, description="Tokens of one step at most: n_batch, max-num-batched-tokens. As the trace's server."
     )
     mode: Literal["mixed", "prefill_first"] | None = Field(
-        None,
+        default=None,
         description="mixed: running requests first, then prompt tokens up to the budget, in one step (llama.cpp, vLLM v1; the "
         "default). prefill_first: prompts first, decoders only in steps without any prompt token.",
     )
     chunked_prefill: bool | None = Field(
-        None, description="Whether a prompt may be computed in several steps. true in mixed, false in prefill_first."
+        default=None, description="Whether a prompt may be computed in several steps. true in mixed, false in prefill_first."
     )
 
 
 class Kv(_Part):
     """The KV space."""
 
-    capacity_tokens: Count | None = Field(None, description="Tokens of KV space over all requests. As the trace's server.")
+    capacity_tokens: Count | None = Field(
+        default=None, description="Tokens of KV space over all requests. As the trace's server."
+    )
     block_size_tokens: Size | None = Field(
-        None, description="KV is allocated in blocks of so many tokens. As the trace's server; 1 if unknown."
+        default=None, description="KV is allocated in blocks of so many tokens. As the trace's server; 1 if unknown."
     )
     context_tokens: Count | None = Field(
-        None, description="Longest sequence, prompt and output: a slot's context, max-model-len. As the trace's server."
+        default=None, description="Longest sequence, prompt and output: a slot's context, max-model-len. As the trace's server."
     )
 
 
 class PrefixCache(_Part):
     """Reuse of prompts' beginnings. Which prompts begin alike is known from the trace's prefix blocks only."""
 
-    enabled: bool | None = Field(None, description="As the trace's server; false if that is unknown.")
+    enabled: bool | None = Field(default=None, description="As the trace's server; false if that is unknown.")
     kind: Literal["pool", "slot"] | None = Field(
-        None,
+        default=None,
         description="pool: blocks stay in the KV space, least recently used evicted first (vLLM). slot: each slot keeps its last "
         "prompt (llama.cpp, without its host prompt cache). slot if the trace's engine is llama.cpp, else pool.",
     )
     capacity_tokens: Count | None = Field(
-        None, description="pool only: tokens that cached blocks may take. Bounded by the KV space only, if not given."
+        default=None, description="pool only: tokens that cached blocks may take. Bounded by the KV space only, if not given."
     )
 
 
 class Policy(_Part):
     """A policy file."""
 
-    name: str = Field("unnamed", description="Short name.")
-    description: str = Field("", description="One line: what it is.")
+    name: str = Field(default="unnamed", description="Short name.")
+    description: str = Field(default="", description="One line: what it is.")
     batching: Batching = Field(default_factory=Batching)
     kv: Kv = Field(default_factory=Kv)
     prefix_cache: PrefixCache = Field(default_factory=PrefixCache)

@@ -125,8 +125,14 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
     distinct = 0 if not blocks.height else int(blocks["id"].max()) + 1  # type: ignore[arg-type]
     least = np.full(distinct, np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(least, blocks["id"].to_numpy(), blocks["size"].to_numpy())
+    request, arrival, prompt, output = (
+        frame[c].cast(pl.Int64).to_numpy().copy() for c in ("request", "arrival_ns", "prompt_tokens", "output_tokens")
+    )
     return Workload(
-        *(frame[c].cast(pl.Int64).to_numpy().copy() for c in ("request", "arrival_ns", "prompt_tokens", "output_tokens")),
+        request,
+        arrival,
+        prompt,
+        output,
         block_ptr=ptr,
         block_id=blocks["id"].cast(pl.Int64).to_numpy().copy(),
         block_end=blocks["end"].to_numpy().copy(),
