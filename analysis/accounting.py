@@ -24,6 +24,7 @@ from hoptrace.analysis.marks import outline, read_requests, read_stays
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.runs import read_runs, read_waits
 from hoptrace.analysis.stepline import StepLine, cost_of, lines
+from hoptrace.analysis.text import duration_text
 from hoptrace.analysis.unseen import seen_parts
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
@@ -131,6 +132,9 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     spans = pl.concat([p.spans for p in passes])
     error = pl.concat([p.error for p in passes])
     parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, cost is not None, why_no_cost)
+    said = _interference_note(parts, error)
+    if said:
+        notes.append(said)
     impossible = done.height - whole.height
     if impossible:
         unseen.insert(0, f"{impossible} finished requests end before they arrive or have no arrival; they are left out.")
@@ -147,6 +151,16 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
         steps_origin=found.origin if steps_frame.height else None,
         cost=cost,
     )
+
+
+def _interference_note(parts: pl.DataFrame, error: pl.DataFrame) -> str | None:
+    """Mean interference and its standard error (the same coefficients act on all requests, so it does not average out)."""
+    both = parts["prefill_interference_ns"].fill_null(0) + parts["decode_interference_ns"].fill_null(0)
+    known = error["interference_se_ns"].drop_nulls()
+    if not known.len() or not both.sum():
+        return None
+    mean, se = float(both.sum()) / both.len(), float(known.sum()) / known.len()
+    return f"Interference is {duration_text(mean)} a request, standard error at most {duration_text(se)}."
 
 
 def _pass(

@@ -19,6 +19,8 @@ from hoptrace.reconstruct import steps_of
 __all__ = ["SCHEMA", "Report", "headline", "origin_note", "report", "warnings"]
 
 SCHEMA = "hoptrace.report/1"
+# Runs in which others took more than a tenth of the CPU spread by tens of per cent (measured on a two-core machine).
+_FOREIGN = 0.1
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def report(trace: Trace) -> Report:
         accounting=accounting,
         ledger=moved,
         coordination=arranged,
-        warnings=warnings(trace, accounting),
+        warnings=warnings(trace, accounting, arranged),
         unseen=unseen,
     )
 
@@ -108,13 +110,15 @@ def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
     named = [f"{percent(v)} {k}" for k, v in shares[:3] if v >= 0.01 and k != "coordination"]
     requests = "The one finished request's" if a.finished == 1 else f"The {a.finished:,} finished requests'"
     text = f"{requests} time is {_joined(named)}; coordination takes {percent(arranged.share['all'])} of it"
-    seen = _of_basis(moved.per_token(memory=False), "counted")
-    if seen and seen["bytes"] is not None:
-        moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
-        text += f"; each output token takes {count_text(moves)} transfers of together {bytes_text(seen['bytes'])} (counted)"
-        own = _of_basis(moved.per_token(memory=True), "derived")
-        if own and own["bytes"] is not None:
-            text += f" and {bytes_text(own['bytes'])} to and from the server's own memory (derived)"
+    for basis in ("counted", "assumed"):
+        seen = _of_basis(moved.per_token(memory=False), basis)
+        if seen and seen["bytes"] is not None:
+            moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
+            text += f"; each output token takes {count_text(moves)} transfers of together {bytes_text(seen['bytes'])} ({basis})"
+            break
+    own = _of_basis(moved.per_token(memory=True), "derived")
+    if own and own["bytes"] is not None:
+        text += f"; the server reads and writes {bytes_text(own['bytes'])} of its own memory per output token (derived)"
     return text + "."
 
 
@@ -146,13 +150,12 @@ def _error_text(error: dict[str, Any] | None) -> str:
         return "The replay's error is not known: its parent was not replayed under its own policy."
     named = []
     for metric, value in error.items():
-        figure = value.get("p50") if isinstance(value, dict) else value
-        if isinstance(figure, int | float):
-            named.append(f"{metric} {figure:+.1%}")
-    return f"Error under the trace's own policy, medians: {', '.join(named)}." if named else ""
+        if isinstance(value, dict) and isinstance(value.get("p50"), int | float) and isinstance(value.get("p95"), int | float):
+            named.append(f"{metric} {value['p50']:+.1%} ({value['p95']:+.1%})")
+    return f"Its error under the trace's own policy, p50 (p95): {', '.join(named)}." if named else ""
 
 
-def warnings(trace: Trace, a: Accounting) -> list[str]:
+def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
     """What a reader has to know before the figures."""
     m = trace.manifest
     out = []
@@ -170,4 +173,7 @@ def warnings(trace: Trace, a: Accounting) -> list[str]:
         out.append(f"{a.failed:,} requests failed; they are counted but in no figure of latency.")
     if a.unfinished:
         out.append(f"{a.unfinished:,} requests had not finished; they are counted but in no figure of latency.")
+    foreign = arranged.os.foreign_cpu_share if arranged.os is not None else None
+    if foreign is not None and foreign > _FOREIGN:
+        out.append(f"Others took {percent(foreign)} of the machine's busy CPU time: the latencies hold their load too.")
     return out

@@ -408,7 +408,7 @@ def test_percentiles_and_tail() -> None:
         ],
     }
     a = account(MemoryTrace(rows))
-    # Ranks 90 to 109 of 0 … 199 lie within 5 % of the median's, 188 to 191 within 1 % of p95's, 197 and 198 within 0.5 % of p99's.
+    # Ranks 90 to 109 of 199 lie within 5 % of the median's, 188 to 191 within 1 % of p95's, 197 and 198 within 0.5 % of p99's.
     assert (a.compositions["p50"].requests, a.compositions["p50"].e2e_ns) == (20, 199.5)
     assert (a.compositions["p95"].requests, a.compositions["p95"].e2e_ns) == (4, 289.5)
     assert (a.compositions["p99"].requests, a.compositions["p99"].e2e_ns) == (2, 297.5)
