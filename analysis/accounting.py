@@ -132,9 +132,8 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     spans = pl.concat([p.spans for p in passes])
     error = pl.concat([p.error for p in passes])
     parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, cost is not None, why_no_cost)
-    said = _interference_note(parts, error)
-    if said:
-        notes.append(said)
+    if note := _interference_note(parts, error):
+        notes.append(note)
     impossible = done.height - whole.height
     if impossible:
         unseen.insert(0, f"{impossible} finished requests end before they arrive or have no arrival; they are left out.")

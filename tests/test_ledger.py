@@ -1,0 +1,156 @@
+"""The ledger: sums by way and basis, per token, what is unknown stays unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.memory import MemoryTrace
+
+from hoptrace.analysis.ledger import ledger
+from hoptrace.manifest import Manifest, Server
+
+GEOMETRY = Server(name="s", weight_bytes=1000, layers=2, kv_heads=1, heads=1, head_size=4, kv_dtype="f16")
+MANIFEST = Manifest(origin="recorded", servers=[GEOMETRY])
+
+
+def move(**columns: Any) -> dict[str, Any]:
+    return {
+        "start_ns": 0,
+        "object": "tokens",
+        "src": "server:s",
+        "dst": "client",
+        "mechanism": "message",
+        "basis": "counted",
+        **columns,
+    }
+
+
+REQUESTS = [
+    {"request": 1, "arrival_ns": 0, "finish_ns": 1_000_000_000, "output_tokens": 6, "prompt_tokens": 10, "prompt_chars": 40},
+    {"request": 2, "arrival_ns": 0, "finish_ns": 2_000_000_000, "output_tokens": 4, "prompt_tokens": 10, "prompt_chars": 60},
+]
+
+
+def test_moves_by_way_and_basis() -> None:
+    moves = [
+        move(bytes=100, transfers=4, payload_hops=2, control_ops=3, path=["a", "b"]),
+        move(bytes=50, transfers=1, payload_hops=2, path=["a", "b"]),
+        move(bytes=7, basis="assumed"),
+        move(object="prompt", src="client", dst="server:s", bytes=300, path=["b", "a"]),
+    ]
+    book = ledger(MemoryTrace({"requests": REQUESTS, "moves": moves}, MANIFEST))
+    rows = {(r["object"], r["basis"]): r for r in book.rows.to_dicts()}
+    counted = rows["tokens", "counted"]
+    assert (counted["moves"], counted["bytes"], counted["link_bytes"], counted["transfers"]) == (2, 150, 300, 5)
+    # Hops and control operations are those of the path, for each transfer: 4 × 2 + 1 × 2, and 4 × 3.
+    assert (counted["payload_hops"], counted["control_ops"], counted["control_ops_unknown"]) == (10, 12, 1)
+    assert rows["tokens", "assumed"]["bytes"] == 7 and rows["tokens", "assumed"]["transfers"] is None
+    assert book.output_tokens == 10 and book.requests == 2 and book.duration_ns == 2_000_000_000
+    per = {r["basis"]: r for r in book.per_token().to_dicts()}
+    assert per["counted"]["bytes"] == 45.0 and per["assumed"]["bytes"] == pytest.approx(0.7)
+    assert per["counted"]["transfers"] == 0.5 and per["assumed"]["transfers"] is None
+    links = {(r["link"], r["object"]): r["bytes"] for r in book.links.to_dicts()}
+    assert links == {("a", "prompt"): 300, ("a", "tokens"): 150, ("b", "prompt"): 300, ("b", "tokens"): 150}
+    found = {a.object: (a.moved_bytes, a.size_bytes, a.factor) for a in book.amplification}
+    assert found == {"tokens": (307, 40, 307 / 40), "prompt": (600, 100, 6.0)}
+    as_json = book.as_dict()
+    assert as_json["rows"][0]["bytes_per_s"] == 150.0  # prompt: 300 bytes in two seconds
+
+
+def test_unknown_bytes_stay_unknown() -> None:
+    book = ledger(MemoryTrace({"requests": REQUESTS, "moves": [move(bytes=None), move(bytes=5), move(object="kv", bytes=None)]}))
+    rows = {r["object"]: r for r in book.rows.to_dicts()}
+    assert (rows["tokens"]["bytes"], rows["tokens"]["bytes_unknown"]) == (5, 1)
+    assert (rows["kv"]["bytes"], rows["kv"]["bytes_unknown"]) == (None, 1)
+
+
+def test_memory_traffic_of_steps() -> None:
+    no_work = {
+        "prefill_tokens": 0,
+        "prefill_context_tokens": 0,
+        "decode_requests": 0,
+        "decode_tokens": 0,
+        "decode_context_tokens": 0,
+    }
+    steps = [
+        {"server": "s", "step": 0, "start_ns": 0, "end_ns": 5, **no_work, "prefill_tokens": 10},
+        {"server": "s", "step": 1, "start_ns": 5, "end_ns": 9, **no_work, "decode_requests": 1, "decode_tokens": 1,
+         "decode_context_tokens": 10},
+    ]  # fmt: skip
+    book = ledger(MemoryTrace({"requests": REQUESTS, "steps": steps}, MANIFEST))
+    per_token = 2 * 2 * 1 * 4 * 2  # K and V × layers × heads × size × 2 bytes
+    rows = {(r["object"], r["src"]): r for r in book.rows.to_dicts()}
+    assert rows["weights", "memory:s"]["bytes"] == 2000 and rows["weights", "memory:s"]["basis"] == "derived"
+    assert rows["kv", "memory:s"]["bytes"] == (10 + 11) * per_token
+    assert rows["kv", "compute:s"]["bytes"] == 11 * per_token
+    # Own memory is apart from what was moved between places.
+    assert book.totals(memory=False).height == 0 and book.totals(memory=True)["bytes"].to_list() == [2000 + 32 * per_token]
+    found = {a.object: a.factor for a in book.amplification}
+    assert found == {"weights": 2.0, "kv": 32 / 11}
+    bare = ledger(MemoryTrace({"requests": REQUESTS, "steps": steps}, Manifest(origin="recorded", servers=[Server(name="s")])))
+    assert bare.rows.height == 0 and any("weight_bytes is unknown" in s for s in bare.unseen)
+
+
+def test_output_tokens_come_from_tokens_where_the_request_does_not_say() -> None:
+    requests = [REQUESTS[0], {"request": 2, "arrival_ns": 0, "error": "It broke."}]
+    tokens = [{"request": 2, "index": 0, "time_ns": 1, "count": 2}, {"request": 2, "index": 2, "time_ns": 2, "count": 1}]
+    assert ledger(MemoryTrace({"requests": requests, "tokens": tokens})).output_tokens == 9
+    tokens[1]["count"] = None
+    unknown = ledger(MemoryTrace({"requests": requests, "tokens": tokens, "moves": [move(bytes=9)]}))
+    assert unknown.output_tokens is None and any("nothing is given per token" in s for s in unknown.unseen)
+    assert unknown.per_token()["bytes"].to_list() == [None]
+
+
+def test_reuse_by_tier_without_resumption() -> None:
+    stages = [
+        {"request": 1, "stage": 0, "cached_tokens": 4, "cached_device_tokens": 3, "cached_host_tokens": 1, "resumed_tokens": 9},
+        {"request": 2, "stage": 0, "cached_tokens": None},
+    ]
+    reuse = ledger(MemoryTrace({"requests": REQUESTS, "stages": stages})).reuse
+    # Only the stay that knows counts, in the denominator too.
+    assert (reuse.cached_tokens, reuse.prompt_tokens, reuse.share, reuse.resumed_tokens) == (4, 10, 0.4, 9)
+    assert reuse.by_tier == {"device": 3, "host": 1, "peer": None, "pool": None, "disk": None}
+
+
+def test_nothing_recorded() -> None:
+    book = ledger(MemoryTrace({}))
+    assert book.rows.height == 0 and book.output_tokens is None and book.duration_ns is None and book.reuse.share is None
+    assert any("No moves were recorded" in s for s in book.unseen)
+
+
+moves_drawn = st.lists(
+    st.fixed_dictionaries(
+        {
+            "object": st.sampled_from(["kv", "tokens"]),
+            "basis": st.sampled_from(["counted", "derived", "assumed", None]),
+            "bytes": st.none() | st.integers(0, 1 << 50),
+            "transfers": st.none() | st.integers(0, 9),
+            "path": st.none() | st.lists(st.sampled_from("ab"), max_size=3),
+        }
+    ),
+    max_size=12,
+)
+
+
+@given(moves_drawn)
+@settings(max_examples=50)
+def test_nothing_is_lost_from_the_ledger(drawn: list[dict[str, Any]]) -> None:
+    """Sums over the rows are the sums over the moves, each basis by itself."""
+    book = ledger(MemoryTrace({"moves": [move(**m) for m in drawn]}))
+    assert book.rows["moves"].sum() == len(drawn)
+    for basis in ("counted", "derived", "assumed", "unstated"):
+        mine = [m for m in drawn if (m["basis"] or "unstated") == basis and m["bytes"] is not None]
+        rows = [r for r in book.rows.to_dicts() if r["basis"] == basis]
+        assert sum(r["bytes"] or 0 for r in rows) == sum(m["bytes"] for m in mine)
+        assert sum(r["link_bytes"] or 0 for r in rows) == sum(m["bytes"] * max(1, len(m["path"] or [])) for m in mine)
+    assert sum(book.links["bytes"].drop_nulls().to_list()) == sum((m["bytes"] or 0) * len(m["path"] or []) for m in drawn)
+
+
+def test_json_holds_plain_values() -> None:
+    import json
+
+    text = json.dumps(ledger(MemoryTrace({"requests": REQUESTS, "moves": [move(bytes=3)]})).as_dict())
+    assert json.loads(text)["rows"][0]["bytes_per_output_token"] == pytest.approx(0.3)
