@@ -46,7 +46,7 @@ def accounting(frame: pl.DataFrame, rows: list[str]) -> alt.LayerChart:
         y=alt.Y("row:N", sort=rows, title=None, axis=alt.Axis(labelLimit=220, domain=False, ticks=False, labelFontSize=13)),
     )
     bars = base.mark_bar(stroke="white", strokeWidth=0.6, height={"band": 0.72}).encode(
-        x=alt.X("start:Q", title=f"{unit} from arrival to finish", axis=alt.Axis(format=",~g", grid=True)),
+        x=alt.X("start:Q", title=f"{unit} from arrival to finish", axis=alt.Axis(format=",.3~f", grid=True)),
         x2="end:Q",
         color=alt.Color(
             "class:N",
@@ -57,7 +57,7 @@ def accounting(frame: pl.DataFrame, rows: list[str]) -> alt.LayerChart:
             alt.Tooltip("row:N", title="requests"),
             alt.Tooltip("part:N"),
             alt.Tooltip("class:N"),
-            alt.Tooltip("time:Q", title=unit, format=",.4~g"),
+            alt.Tooltip("time:Q", title=unit, format=",.4~f"),
             alt.Tooltip("share:Q", format=".1%"),
             alt.Tooltip("doc:N", title="what"),
         ],

@@ -52,8 +52,8 @@ def scatter(frame: pl.DataFrame) -> alt.Chart:
                 alt.Tooltip("request_id:N", title="id"),
                 alt.Tooltip("prompt_tokens:Q", title="prompt tokens", format=","),
                 alt.Tooltip("output_tokens:Q", title="output tokens", format=","),
-                alt.Tooltip("ttft:Q", title=f"TTFT {unit}", format=",.4~g"),
-                alt.Tooltip("e2e:Q", title=f"end to end {unit}", format=",.4~g"),
+                alt.Tooltip("ttft:Q", title=f"TTFT {unit}", format=",.4~f"),
+                alt.Tooltip("e2e:Q", title=f"end to end {unit}", format=",.4~f"),
                 alt.Tooltip("largest_part:N", title="largest part"),
             ],
         )
@@ -75,12 +75,11 @@ def waterfall(spans: pl.DataFrame, tokens: pl.DataFrame, origin_ns: int) -> alt.
         axis=alt.Axis(labelLimit=160, labelOverlap=False, domain=False, ticks=False),
         scale=alt.Scale(domain=names),
     )
-    chart = _span_chart(bars, unit, y)
     ticks = tokens.select(
         ((pl.col("time_ns") - origin_ns) / size).alias("start"),
         pl.lit("tokens").alias("label"),
         "index",
-        pl.col("count").fill_null(1),
+        pl.col("count").cast(pl.String).fill_null("unknown"),
     )
     marks = (
         alt.Chart(ticks)
@@ -90,24 +89,23 @@ def waterfall(spans: pl.DataFrame, tokens: pl.DataFrame, origin_ns: int) -> alt.
             y=y,
             tooltip=[
                 alt.Tooltip("index:Q", title="token"),
-                alt.Tooltip("count:Q", title="tokens in it"),
+                alt.Tooltip("count:N", title="tokens in it"),
                 alt.Tooltip("start:Q", title=unit),
             ],
         )
     )
-    chart: alt.LayerChart = (chart + marks).properties(height=110 + 28 * max(1, len(names)))
+    height = 110 + 28 * max(1, len(names))
+    chart: alt.LayerChart = alt.layer(_span_chart(bars, unit, y), marks).properties(height=height)  # type: ignore[assignment]
     return chart
 
 
-def neighbours(spans: pl.DataFrame, request: int, own: pl.DataFrame, origin_ns: int) -> alt.LayerChart:
+def neighbours(spans: pl.DataFrame, request: int, own: pl.DataFrame, origin_ns: int) -> alt.Chart:
     """The requests that ran beside it, one row each, on the same axis; the request itself on top."""
     both = pl.concat([own.with_columns(pl.lit(request, pl.Int64).alias("request")).select(spans.columns), spans])
     bars, unit, _ = _bars(both, origin_ns)
     first = both.group_by("request").agg(pl.col("start_ns").min()).sort("start_ns", "request")["request"].to_list()
-    names = [_row(request), *(_row(r) for r in first if r != request)]
-    named = bars.with_columns(
-        pl.col("request").cast(pl.String).map_elements(lambda r: _row(int(r)), return_dtype=pl.String).alias("row")
-    )
+    names = [f"request {r}" for r in (request, *(r for r in first if r != request))]
+    named = bars.with_columns(pl.format("request {}", "request").alias("row"))
     y = alt.Y(
         "row:N",
         sort=names,
@@ -115,12 +113,8 @@ def neighbours(spans: pl.DataFrame, request: int, own: pl.DataFrame, origin_ns: 
         axis=alt.Axis(labelLimit=160, labelOverlap=False, domain=False, ticks=False),
         scale=alt.Scale(domain=names),
     )
-    chart: alt.LayerChart = alt.layer(_span_chart(named, unit, y)).properties(height=120 + 24 * len(names))
+    chart: alt.Chart = _span_chart(named, unit, y).properties(height=120 + 24 * len(names))
     return chart
-
-
-def _row(request: int) -> str:
-    return f"request {request}"
 
 
 def _bars(spans: pl.DataFrame, origin_ns: int) -> tuple[pl.DataFrame, str, float]:
@@ -142,7 +136,7 @@ def _present(frame: pl.DataFrame) -> list[str]:
 
 
 def _span_chart(bars: pl.DataFrame, unit: str, y: alt.Y) -> alt.Chart:
-    present = _present(bars)
+    legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square", values=_present(bars))
     chart: alt.Chart = (
         alt.Chart(bars)
         # An outline in the bar's own colour: what is shorter than a pixel is still seen.
@@ -151,18 +145,14 @@ def _span_chart(bars: pl.DataFrame, unit: str, y: alt.Y) -> alt.Chart:
             x=alt.X("start:Q", title=f"{unit} since the request arrived", axis=alt.Axis(grid=True)),
             x2="end:Q",
             y=y,
-            color=alt.Color(
-                "class:N",
-                scale=CLASS_SCALE,
-                legend=alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square", values=present),
-            ),
-            stroke=alt.Stroke("class:N", scale=CLASS_SCALE, legend=None),
+            color=alt.Color("class:N", scale=CLASS_SCALE, legend=legend),
+            stroke=alt.Stroke("class:N", scale=CLASS_SCALE, legend=legend),
             tooltip=[
                 alt.Tooltip("label:N", title="part"),
                 alt.Tooltip("class:N"),
-                alt.Tooltip("start:Q", title=f"from {unit}", format=",.5~g"),
-                alt.Tooltip("end:Q", title=f"to {unit}", format=",.5~g"),
-                alt.Tooltip("length:Q", title=f"length {unit}", format=",.5~g"),
+                alt.Tooltip("start:Q", title=f"from {unit}", format=",.4~f"),
+                alt.Tooltip("end:Q", title=f"to {unit}", format=",.4~f"),
+                alt.Tooltip("length:Q", title=f"length {unit}", format=",.4~f"),
             ],
         )
     )

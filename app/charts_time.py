@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from hoptrace.app.charts import seconds
+from hoptrace.app.charts import axis_unit, seconds
 from hoptrace.app.theme import CLASS_COLOURS, GREY, PHASE_COLOURS, STATE_COLOURS
 
 __all__ = ["BRUSH", "batch", "counter", "occupancy", "rate", "step_time", "strip"]
@@ -56,20 +56,22 @@ def batch(frame: pl.DataFrame, origin_ns: int, window_s: Seconds) -> alt.Chart:
 
 def step_time(frame: pl.DataFrame, origin_ns: int, window_s: Seconds) -> alt.LayerChart:
     """How long a step took: the mean as bars, the longest of the bin as a line above."""
+    longest = frame["longest_ns"].max()
+    unit, size = axis_unit(float(longest) if isinstance(longest, int) else 0.0)
     data = seconds(frame, origin_ns, "from_ns", "to_ns").select(
-        "from_s", "to_s", "steps", (pl.col("step_ns") / 1e6).alias("value"), (pl.col("longest_ns") / 1e6).alias("longest")
+        "from_s", "to_s", "steps", (pl.col("step_ns") / size).alias("value"), (pl.col("longest_ns") / size).alias("longest")
     )
     tips = [
-        alt.Tooltip("value:Q", title="mean ms", format=",.4~g"),
-        alt.Tooltip("longest:Q", title="longest ms", format=",.4~g"),
+        alt.Tooltip("value:Q", title=f"mean {unit}", format=",.4~f"),
+        alt.Tooltip("longest:Q", title=f"longest {unit}", format=",.4~f"),
         alt.Tooltip("steps:Q", title="steps"),
         *_when(),
     ]
-    bars = _bars(data, "ms", window_s).encode(tooltip=tips)
+    bars = _bars(data, unit, window_s).encode(tooltip=tips)
     ticks = (
         alt.Chart(data)
         .mark_rule(color=GREY, strokeWidth=1.5)
-        .encode(x=_x(window_s), x2="to_s:Q", y=_y("longest:Q", "ms"), tooltip=tips)
+        .encode(x=_x(window_s), x2="to_s:Q", y=_y("longest:Q", unit), tooltip=tips)
     )
     chart: alt.LayerChart = (bars + ticks).properties(height=140)
     return chart
@@ -84,7 +86,7 @@ def counter(frame: pl.DataFrame, unit: str, scale: float, origin_ns: int, window
         .encode(
             x=_x(window_s),
             y=_y("value:Q", unit),
-            tooltip=[alt.Tooltip("value:Q", title=unit, format=",.4~g"), *_when()],
+            tooltip=[alt.Tooltip("value:Q", title=unit, format=",.4~f"), *_when()],
         )
         .properties(height=110)
     )
@@ -119,7 +121,7 @@ def _bars(data: pl.DataFrame, unit: str, window_s: Seconds, opacity: float = 0.8
             x2="to_s:Q",
             y=_y("value:Q", unit),
             y2=alt.Y2Datum(0),
-            tooltip=[alt.Tooltip("value:Q", title=unit, format=",.4~g"), *_when()],
+            tooltip=[alt.Tooltip("value:Q", title=unit, format=",.4~f"), *_when()],
         )
     )
     return chart
@@ -146,7 +148,7 @@ def _stacked(data: pl.DataFrame, colours: Mapping[str, str], unit: str, window_s
             y=_y("bottom:Q", unit),
             y2="top:Q",
             color=colour,
-            tooltip=[alt.Tooltip("series:N", title=" "), alt.Tooltip("value:Q", title=unit, format=",.4~g"), *_when()],
+            tooltip=[alt.Tooltip("series:N", title=" "), alt.Tooltip("value:Q", title=unit, format=",.4~f"), *_when()],
         )
     )
     return chart

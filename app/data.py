@@ -14,9 +14,11 @@ import polars as pl
 import streamlit as st
 
 import hoptrace
+from hoptrace.analysis import diff as diff_module
 from hoptrace.analysis import report as report_module
 from hoptrace.analysis import request_detail
 from hoptrace.analysis import timeline as timeline_module
+from hoptrace.analysis.diff import Diff
 from hoptrace.analysis.report import Report
 from hoptrace.analysis.request_detail import Detail
 from hoptrace.analysis.timeline import Timeline
@@ -24,7 +26,7 @@ from hoptrace.app.traces import labels, resolve
 from hoptrace.manifest import FILE
 from hoptrace.reader import Trace
 
-__all__ = ["detail", "extent", "given", "name_of", "opened", "report", "request_table", "selected", "stamp", "timeline"]
+__all__ = ["detail", "diff", "extent", "given", "name_of", "opened", "report", "request_table", "selected", "stamp", "timeline"]
 
 _KEPT = 16
 
@@ -113,3 +115,13 @@ def detail(path: str, request: int) -> Detail:
 @st.cache_resource(max_entries=4 * _KEPT, show_spinner=False)
 def _detail(path: str, version: int, request: int) -> Detail:
     return request_detail.detail(opened(path), _report(path, version).accounting, _request_table(path, version), request)
+
+
+def diff(a: str, b: str) -> Diff:
+    """Two traces compared, even if their work differs."""
+    return _diff(a, stamp(a), b, stamp(b))
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner="Comparing …")
+def _diff(a: str, version_a: int, b: str, version_b: int) -> Diff:
+    return diff_module.diff(opened(a), opened(b), anyway=True)

@@ -10,12 +10,15 @@ import polars as pl
 import streamlit as st
 
 from hoptrace.analysis.report import Report
-from hoptrace.app.words import count, plain
+from hoptrace.analysis.text import count_text
+from hoptrace.app.words import plain, signed_percent
 from hoptrace.manifest import Manifest
+from hoptrace.metrics import METRICS
 from hoptrace.reader import Trace
 
 __all__ = ["badge", "badge_text", "origin"]
 
+_STATISTICS = ("mean", "p50", "p95", "p99")
 _Colour = Literal["green", "violet", "orange"]
 _SAYS: dict[str, tuple[str, str, _Colour]] = {
     "recorded": ("Recorded: measured on a live server", ":material/sensors:", "green"),
@@ -42,23 +45,38 @@ def badge_text(manifest: Manifest) -> str:
 
 
 def _server(engine: str | None, model: str | None, slots: int | None) -> str:
-    sure = [engine or "server", model or "model unknown", f"{slots} places" if slots is not None else "number of places unknown"]
-    return ", ".join(sure)
+    places = "number of places unknown" if slots is None else f"{slots} place{'' if slots == 1 else 's'}"
+    return ", ".join([engine or "server", model or "model unknown", places])
 
 
 def _error(error: dict[str, Any] | None) -> str:
-    """The replay's error under its trace's own policy, as the manifest says it."""
-    if not error:
+    """The replay's error under its trace's own policy, as the manifest says it: the medians and p99."""
+    figures = {name: value for name, value in (error or {}).items() if isinstance(value, dict)}
+    said = []
+    for name in ("ttft", "itl", "e2e"):
+        value = figures.get(name, {})
+        stats = [f"{k} {signed_percent(value[k])}" for k in ("p50", "p99") if isinstance(value.get(k), int | float)]
+        if stats:
+            said.append(f"{METRICS[name].title}: {', '.join(stats)}")
+    if not said:
         return "How wrong this replay is, is unknown: its parent has not been replayed under its own policy."
-    figures = []
-    for name, value in error.items():
-        if isinstance(value, dict):
-            inside = ", ".join(f"{k} {v:+.1%}" for k, v in value.items() if isinstance(v, int | float))
-            if inside:
-                figures.append(f"{name}: {inside}")
-        elif isinstance(value, int | float):
-            figures.append(f"{name} {value:+.1%}")
-    return plain("Error of this replay under its trace's own policy, predicted against observed: " + "; ".join(figures), 600)
+    return plain("Error of a replay under the trace's own policy against what was observed. " + "; ".join(said), 600)
+
+
+def _errors(error: dict[str, Any] | None) -> pl.DataFrame:
+    """All of it: one row per latency, a column per statistic; a row per rate."""
+    rows = []
+    for name, value in (error or {}).items():
+        if not isinstance(value, dict):
+            continue
+        known = {k: signed_percent(float(v)) for k, v in value.items() if isinstance(v, int | float)}
+        if set(known) <= set(_STATISTICS):
+            rows.append(
+                {"figure": METRICS[name].title if name in METRICS else name, **{s: known.get(s, "–") for s in _STATISTICS}}
+            )
+        else:
+            rows += [{"figure": f"{name}, {k}", "mean": v, **dict.fromkeys(_STATISTICS[1:], "–")} for k, v in known.items()]
+    return pl.DataFrame(rows)
 
 
 def origin(trace: Trace, report: Report) -> None:
@@ -77,6 +95,11 @@ def origin(trace: Trace, report: Report) -> None:
             shown = {k: v for k, v in source.items() if isinstance(v, str | int | float)}
             st.markdown("- " + plain(", ".join(f"{k}: {v}" for k, v in shown.items()), 600))
         _drops(m)
+        if m.replay is not None:
+            errors = _errors(m.replay.error)
+            if not errors.is_empty():
+                st.markdown("**Error under the trace's own policy**", help="(predicted − observed) ÷ observed, per figure.")
+                st.dataframe(errors, hide_index=True)
     with right:
         st.markdown("**What it could not see**")
         if not report.unseen:
@@ -98,7 +121,7 @@ def _drops(m: Manifest) -> None:
     if not lost and not values:
         st.markdown("No rows were dropped." if m.closed else "No rows were dropped so far.")
     for reason, n in {**m.rows_dropped, **m.values_dropped}.items():
-        st.markdown(f"- {count(n)} dropped: {plain(reason)}")
+        st.markdown(f"- {count_text(n)} dropped: {plain(reason)}")
 
 
 def _tables(trace: Trace) -> None:

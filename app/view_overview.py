@@ -11,10 +11,11 @@ from hoptrace.analysis.composition import Composition
 from hoptrace.analysis.ledger import Ledger
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.report import Report
+from hoptrace.analysis.text import bytes_text, count_text, duration_text, percent
 from hoptrace.app import charts_overview as draw
 from hoptrace.app import data
 from hoptrace.app.view_origin import badge, origin
-from hoptrace.app.words import count, duration, kilobytes, per_second, plain, share
+from hoptrace.app.words import per_second, plain
 from hoptrace.metrics import METRICS, Stat
 
 __all__ = ["latencies", "parts_frame", "show"]
@@ -35,8 +36,8 @@ def show() -> None:
     st.title(plain(data.name_of(path)), anchor=False)
     badge(trace.manifest)
     st.markdown(f"#### {plain(report.headline, 600)}")
-    for text in report.warnings:
-        st.warning(plain(text, 400), icon=":material/warning:")
+    if report.warnings:
+        st.warning("\n".join(f"- {plain(text, 400)}" for text in report.warnings), icon=":material/warning:")
     if report.accounting.compositions:
         _three(report)
         _accounting(report)
@@ -67,11 +68,11 @@ def _three(report: Report) -> None:
         value = report.coordination.share
         st.metric(
             "Coordination share",
-            share(value.get("all")),
+            percent(value.get("all")),
             help="Coordination ÷ end-to-end time, over all finished requests: hand-overs, host work, waiting for a batch, and "
             "queueing while the server has room. Waiting for a full server is capacity, not coordination.",
         )
-        st.caption(f"{share(value.get('p50'))} around the median, {share(value.get('p99'))} around p99")
+        st.caption(f"{percent(value.get('p50'))} around the median, {percent(value.get('p99'))} around p99")
 
 
 def _per_token(ledger: Ledger) -> None:
@@ -81,14 +82,16 @@ def _per_token(ledger: Ledger) -> None:
         "is never added up in one number. Transfers are separate messages, reads or descriptors."
     )
     if not rows or ledger.output_tokens in (None, 0):
-        st.metric("Moved per output token", "unknown", help=help_text)
+        st.metric("Moved per output token", bytes_text(None), help=help_text)
         st.caption("No moves were recorded." if not rows else "The number of output tokens is unknown.")
         return
     first = next((b for b in _BASIS if b in rows), next(iter(rows)))
-    st.metric("Moved per output token", kilobytes(rows[first]["bytes"]), help=help_text)
+    st.metric("Moved per output token", bytes_text(rows[first]["bytes"]), help=help_text)
     for basis, row in rows.items():
-        size = "" if basis == first else f"{kilobytes(row['bytes'])} in "
-        st.caption(f"{size}{count(row['moves'])} moves, {count(row['transfers'])} transfers, {plain(basis or 'basis unknown')}")
+        size = "" if basis == first else f"{bytes_text(row['bytes'])} in "
+        st.caption(
+            f"{size}{count_text(row['moves'])} moves, {count_text(row['transfers'])} transfers, {plain(basis or 'basis unknown')}"
+        )
 
 
 def parts_frame(compositions: dict[str, Composition], names: dict[str, str]) -> pl.DataFrame:
@@ -123,7 +126,7 @@ def _accounting(report: Report) -> None:
     )
     frame = parts_frame(accounting.compositions, _ROWS)
     st.altair_chart(draw.accounting(frame, list(_ROWS.values())))
-    behind = ", ".join(f"{_ROWS[k]}: {count(c.requests)}" for k, c in accounting.compositions.items())
+    behind = ", ".join(f"{_ROWS[k]}: {count_text(c.requests)}" for k, c in accounting.compositions.items())
     st.caption(f"Requests behind the bars: {behind}. {' '.join(plain(n) for n in accounting.notes)}")
     with st.expander("The same as a table"):
         st.dataframe(_parts_table(frame), hide_index=True)
@@ -137,7 +140,8 @@ def _parts_table(frame: pl.DataFrame) -> pl.DataFrame:
         if not rows or all(r["ns"] == 0 for r in rows.values()):
             continue
         shown = {
-            name: "not recorded" if r["ns"] is None else f"{duration(r['ns'])} ({share(r['share'])})" for name, r in rows.items()
+            name: "not recorded" if r["ns"] is None else f"{duration_text(r['ns'])} ({percent(r['share'])})"
+            for name, r in rows.items()
         }
         out.append({"part": p.label, "class": p.klass, **shown, "what it is": p.doc, "needs": p.needs})
     return pl.DataFrame(out)
@@ -149,10 +153,10 @@ def latencies(metrics: dict[str, Stat]) -> pl.DataFrame:
         {
             "metric": METRICS[name].title,
             "values": s.n,
-            "mean": duration(s.mean_ns),
-            "p50": duration(s.p50_ns),
-            "p95": duration(s.p95_ns),
-            "p99": duration(s.p99_ns),
+            "mean": duration_text(s.mean_ns),
+            "p50": duration_text(s.p50_ns),
+            "p95": duration_text(s.p95_ns),
+            "p99": duration_text(s.p99_ns),
             "formula": METRICS[name].formula,
         }
         for name, s in metrics.items()
@@ -165,13 +169,13 @@ def _latency(report: Report) -> None:
     st.subheader("Latency and throughput", anchor=False, help="Only finished requests count; percentiles interpolate linearly.")
     columns = st.columns(4)
     facts = (
-        ("Requests finished", f"{count(m.finished)} of {count(m.requests)}", "failed"),
+        ("Requests finished", f"{count_text(m.finished)} of {count_text(m.requests)}", "failed"),
         ("Output", per_second(m.output_tokens_per_s, "tokens"), "output_tokens_per_s"),
         ("Throughput", per_second(m.requests_per_s, "req"), "requests_per_s"),
     )
     for column, (label, value, name) in zip(columns, facts, strict=False):
         column.metric(label, value, help=f"{METRICS[name].formula}. {METRICS[name].doc}")
-    columns[3].metric("Duration", duration(m.duration_ns), help="First arrival to last finish, over finished requests.")
+    columns[3].metric("Duration", duration_text(m.duration_ns), help="First arrival to last finish, over finished requests.")
     st.dataframe(latencies(m), hide_index=True)
 
 
@@ -195,13 +199,13 @@ def _ledger(ledger: Ledger) -> None:
             "from": r["src"],
             "to": r["dst"],
             "how": r["mechanism"],
-            "bytes": kilobytes(r["bytes"]),
-            "per output token": kilobytes(by_row[(r["object"], r["src"], r["dst"], r["mechanism"], r["basis"])])
+            "bytes": bytes_text(r["bytes"]),
+            "per output token": bytes_text(by_row[(r["object"], r["src"], r["dst"], r["mechanism"], r["basis"])])
             if tokens
-            else "unknown",
-            "moves": count(r["moves"]),
-            "transfers": count(r["transfers"]),
-            "control operations": count(r["control_ops"]),
+            else bytes_text(None),
+            "moves": count_text(r["moves"]),
+            "transfers": count_text(r["transfers"]),
+            "control operations": count_text(r["control_ops"]),
             "known": r["basis"],
         }
         for r in largest.to_dicts()
@@ -215,7 +219,9 @@ def _ledger(ledger: Ledger) -> None:
     }
     st.dataframe(pl.DataFrame(shown), hide_index=True, column_config=config)
     if ledger.rows.height > _LARGEST:
-        st.caption(f"{count(_LARGEST)} of {count(ledger.rows.height)} rows; all of them: hoptrace report T.trace --json")
+        st.caption(
+            f"{count_text(_LARGEST)} of {count_text(ledger.rows.height)} rows; all of them: hoptrace report T.trace --json"
+        )
 
 
 def _arranging(report: Report) -> None:
@@ -230,32 +236,32 @@ def _arranging(report: Report) -> None:
         o = c.os
         columns[0].metric(
             "CPU time per output token",
-            duration(o.per_token(o.cpu_ns)),
+            duration_text(o.per_token(o.cpu_ns)),
             help="CPU time of the server's processes ÷ output tokens.",
         )
         columns[1].metric(
             "Waiting for a CPU",
-            share(o.run_delay_share),
+            percent(o.run_delay_share),
             help="Run-queue delay ÷ (run-queue delay + CPU time) of the server's processes: of the time in which they wanted a "
             "CPU, how much they waited for one.",
         )
         columns[2].metric(
-            "Others' CPU share", share(o.foreign_cpu_share), help="Busy CPU time of the machine that was not the servers'."
+            "Others' CPU share", percent(o.foreign_cpu_share), help="Busy CPU time of the machine that was not the servers'."
         )
         switches = o.as_dict()["switches_per_output_token"]
         columns[3].metric(
-            "Switches per output token", count(switches), help="Context switches of the server's processes ÷ output tokens."
+            "Switches per output token", count_text(switches), help="Context switches of the server's processes ÷ output tokens."
         )
         if o.breaks:
-            st.caption(f"{count(o.breaks)} restarts or resets of counters: these sums are lower bounds.")
+            st.caption(f"{count_text(o.breaks)} restarts or resets of counters: these sums are lower bounds.")
     if not c.operations.is_empty():
         rows = [
             {
                 "kind": r["kind"],
                 "on": r["on"],
-                "operations": count(r["operations"]),
-                "per output token": count(r["per_output_token"]),
-                "time": duration(r["wait_ns"]),
+                "operations": count_text(r["operations"]),
+                "per output token": count_text(r["per_output_token"]),
+                "time": duration_text(r["wait_ns"]),
                 "known": r["basis"],
             }
             for r in c.operations.to_dicts()

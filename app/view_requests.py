@@ -9,9 +9,10 @@ import streamlit as st
 
 from hoptrace.analysis.parts import PARTS
 from hoptrace.analysis.request_detail import STATUSES, Detail, thinned
+from hoptrace.analysis.text import count_text, duration_text
 from hoptrace.app import charts_overview, data
 from hoptrace.app import charts_requests as draw
-from hoptrace.app.words import count, duration, plain
+from hoptrace.app.words import plain
 from hoptrace.metrics import METRICS
 
 __all__ = ["show"]
@@ -72,8 +73,8 @@ def _table(found: pl.DataFrame, path: str) -> int | None:
         by = st.selectbox("Sort by", names, index=names.index("end to end") if "end to end" in names else 0, width=220)
         way = st.segmented_control("Order", ["largest first", "smallest first"], default="largest first", required=True)
     ranked = found.sort(order[by], "request", descending=[way != "smallest first", False], nulls_last=True).head(_ROWS)
-    more = "" if found.height <= _ROWS else f"The first {count(_ROWS)} of {count(found.height)} in this order. "
-    st.caption(f"{more}{count(found.height)} requests pass the filters. Pick a row to see that request below. Times in ms.")
+    more = "" if found.height <= _ROWS else f"The first {count_text(_ROWS)} of {count_text(found.height)} in this order. "
+    st.caption(f"{more}{count_text(found.height)} requests pass the filters. Pick a row to see that request below. Times in ms.")
     state: Any = st.dataframe(
         _shown(ranked),
         hide_index=True,
@@ -132,7 +133,8 @@ def _scatter(found: pl.DataFrame, path: str) -> int | None:
     points = thinned(known, "ttft_ns", _POINTS)
     if points.height < known.height:
         st.caption(
-            f"{count(points.height)} of {count(known.height)} requests are drawn: the slowest, and an even choice of the others."
+            f"{count_text(points.height)} of {count_text(known.height)} requests are drawn: the slowest, and an even "
+            "choice of the others."
         )
     state: Any = st.altair_chart(draw.scatter(points), key=f"scatter {path}", on_select="rerun", selection_mode=draw.PICK)
     picked = ((state or {}).get("selection") or {}).get(draw.PICK) or []
@@ -162,12 +164,12 @@ def _one(d: Detail) -> None:
     st.markdown(plain(", ".join([row["status"], *names, *([f"ended with {ended}"] if ended else [])]), 500))
     columns = st.columns(6)
     facts = [
-        ("TTFT", duration(row["ttft_ns"]), METRICS["ttft"].formula),
-        ("End to end", duration(row["e2e_ns"]), METRICS["e2e"].formula),
-        ("TPOT", duration(row["tpot_ns"]), METRICS["tpot"].formula),
-        ("Prompt", count(row["prompt_tokens"]), "Prompt tokens, cached part included."),
-        ("Cached", count(row["cached_tokens"]), "Prompt tokens served from a cache."),
-        ("Output", count(row["output_tokens"]), "Output tokens."),
+        ("TTFT", duration_text(row["ttft_ns"]), METRICS["ttft"].formula),
+        ("End to end", duration_text(row["e2e_ns"]), METRICS["e2e"].formula),
+        ("TPOT", duration_text(row["tpot_ns"]), METRICS["tpot"].formula),
+        ("Prompt", count_text(row["prompt_tokens"]), "Prompt tokens, cached part included."),
+        ("Cached", count_text(row["cached_tokens"]), "Prompt tokens served from a cache."),
+        ("Output", count_text(row["output_tokens"]), "Output tokens."),
     ]
     for column, (label, value, formula) in zip(columns, facts, strict=True):
         column.metric(label, value, help=formula)
@@ -198,17 +200,18 @@ def _one(d: Detail) -> None:
         st.markdown(
             "**From arrival to finish**",
             help="Each row is a part, in the order in which the request met them. Prefill and decode include what other requests "
-            "in the same steps added; the bar above has that apart. Queueing is in the colour of its larger share: room or a full server.",
+            "in the same steps added; the bar above has that apart. Queueing is in the colour of its larger "
+            "share: room or a full server.",
         )
         st.altair_chart(draw.waterfall(d.spans, d.tokens, origin))
     if d.tokens_left_out:
-        st.caption(f"{count(d.tokens_left_out)} more tokens are not drawn.")
+        st.caption(f"{count_text(d.tokens_left_out)} more tokens are not drawn.")
     if d.neighbours.height:
         st.markdown(
             "**Beside it**",
-            help="The requests that share most time with it, cut to its life. What they do in the same steps is where "
-            "interference comes from.",
+            help="The requests that share most time with it, cut to its life. Interference comes from what they do in the same "
+            "steps.",
         )
         shown = d.neighbours["request"].n_unique()
-        st.caption(f"{count(shown)} of {count(d.neighbours_all)} requests that ran at the same time.")
+        st.caption(f"{count_text(shown)} of {count_text(d.neighbours_all)} requests that ran at the same time.")
         st.altair_chart(draw.neighbours(d.neighbours.drop("server"), row["request"], d.spans.drop("server"), origin))

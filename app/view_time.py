@@ -7,10 +7,11 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
+from hoptrace.analysis.text import count_text, duration_text
 from hoptrace.analysis.timeline import Timeline
 from hoptrace.app import charts_time as draw
 from hoptrace.app import data
-from hoptrace.app.words import count, duration, plain
+from hoptrace.app.words import plain
 
 __all__ = ["show"]
 
@@ -59,8 +60,8 @@ def _choose(path: str, whole: Window) -> tuple[Window, Window]:
         if st.button("Back", disabled=not stack, icon=":material/undo:"):
             stack.pop()
             st.rerun()
-        since = duration(window[0] - whole[0]) if window[0] > whole[0] else "0 s"
-        st.caption(f"{since} to {duration(window[1] - whole[0])} of {duration(whole[1] - whole[0])}")
+        since = duration_text(window[0] - whole[0]) if window[0] > whole[0] else "0 s"
+        st.caption(f"{since} to {duration_text(window[1] - whole[0])} of {duration_text(whole[1] - whole[0])}")
     return shown, window
 
 
@@ -147,7 +148,7 @@ def _counters(line: Timeline, origin: int, window_s: tuple[float, float]) -> Non
         "Series", list(names), default=_first(list(names)), label_visibility="collapsed", placeholder="Choose counters"
     )
     if line.counters_left_out:
-        st.caption(f"{count(line.counters_left_out)} more series are in the trace; see them with `hoptrace sql`.")
+        st.caption(f"{count_text(line.counters_left_out)} more series are in the trace; see them with `hoptrace sql`.")
     for label in picked:
         entity, name, direction = names[label]
         key = (pl.col("entity") == entity) & (pl.col("name") == name) & (pl.col("direction") == direction)
