@@ -53,8 +53,8 @@ def cluster(
         step_ns: a typical short step.
 
     Returns:
-        step of each read (its last one, if it stands for several); and of each step, the first and the last time of its reads,
-        and 1 if those were seen, 0 if the step was put in between two others.
+        step of each read (its last one, if it stands for several); and of each step, the time of its first token, its
+        end, and 1 if it was seen, 0 if it was put in between two others.
     """
     run: Any = _cluster
     if len(unit) >= _COMPILE_FROM:
@@ -62,7 +62,19 @@ def cluster(
 
         run = njit(cache=True)(_cluster)
     most = int(count.sum()) if hidden else len(unit)
-    return run(unit, time, count, units, hidden, int(TOGETHER * step_ns), most)  # type: ignore[no-any-return]
+    step, first, last, seen = run(unit, time, count, units, hidden, int(TOGETHER * step_ns), most)
+    return step, first, _usual_end(first, last, np.bincount(step, minlength=len(first))), seen
+
+
+def _usual_end(first: _Ints, last: _Ints, reads: _Ints) -> _Ints:
+    """End of each step: its last token, but at most twice as long after its first as is usual for as many tokens. A token that
+    comes later still was held up on its way (a busy proxy or client), and is no reason to take the time off the next step."""
+    spread = last - first
+    end = last.copy()
+    for n in np.unique(reads[reads > 1]):
+        rows = reads == n
+        end[rows] = first[rows] + np.minimum(spread[rows], 2 * int(np.median(spread[rows])))
+    return end
 
 
 def _cluster(

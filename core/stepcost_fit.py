@@ -16,12 +16,14 @@ __all__ = ["fit_steps"]
 
 MIN_STEPS = 20
 _FOLDS = 5
-_BLOCKS = 100  # contiguous blocks of steps: neighbours are alike, so they are left out, or drawn, together
+# Contiguous blocks of steps are left out, or drawn, together: neighbours are alike (load of a shared machine comes and goes over
+# seconds), and small blocks would let such a phase pass for a feature.
+_BLOCKS = 30
 _DRAWS = 200
 _SEED = 20260101
 _OUTLIER = 8.0  # robust standard deviations
 _MOST_OUTLIERS = 0.1  # share of the steps that may be left out
-_DOUBT = 2.0  # a feature is taken in if it lessens the cross-validated error by this many standard errors of the gain
+_DOUBT = 2.5  # a feature is taken in if it lessens the cross-validated error by this many standard errors of the gain
 _BASE = ("step", "prefill_tokens", "decode_requests")
 # Which of several features that the data cannot tell apart is kept: the first.
 _PREFERENCE = (
@@ -162,7 +164,7 @@ def _loss(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any])
 
 def _helpful(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]) -> tuple[list[int], list[str]]:
     """Forward selection: from a constant, prompt tokens and decoders, add the feature that lessens the error most, while the
-    gain is at least twice its own standard error over the blocks.
+    gain is well beyond its own standard error over the blocks.
 
     Adding and not leaving out, since a feature that explains noise may still cost a what-if dearly far from what was seen.
     """
