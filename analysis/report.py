@@ -11,7 +11,7 @@ from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.coordination import Coordination, coordination
 from hoptrace.analysis.ledger import Ledger, ledger
 from hoptrace.analysis.parts import CLASSES
-from hoptrace.analysis.text import bytes_text, count_text, percent
+from hoptrace.analysis.text import bytes_text, count_text, counted, percent
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import steps_of
@@ -162,7 +162,7 @@ def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
     if not m.closed:
         out.append("The trace was not closed cleanly: at most its last second is missing, and requests may be unfinished.")
     for reason, n in sorted(m.rows_dropped.items()):
-        out.append(f"{n:,} rows were dropped: {reason}.")
+        out.append(f"{counted(n, 'row was', 'rows were')} dropped: {reason}.")
     for c in m.collectors:
         out += [f"Collector {c.name} dropped {n:,}: {why}." for why, n in sorted(c.dropped.items())]
         if not c.available:
@@ -170,9 +170,9 @@ def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
     if m.replay is not None:
         out += m.replay.warnings
     if a.failed:
-        out.append(f"{a.failed:,} requests failed; they are counted but in no figure of latency.")
+        out.append(f"{counted(a.failed, 'request')} failed: counted, but in no figure of latency.")
     if a.unfinished:
-        out.append(f"{a.unfinished:,} requests had not finished; they are counted but in no figure of latency.")
+        out.append(f"{counted(a.unfinished, 'request')} had not finished: counted, but in no figure of latency.")
     foreign = arranged.os.foreign_cpu_share if arranged.os is not None else None
     if foreign is not None and foreign > _FOREIGN:
         out.append(f"Others took {percent(foreign)} of the machine's busy CPU time: the latencies hold their load too.")

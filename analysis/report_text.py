@@ -9,7 +9,7 @@ from rich.text import Text
 from hoptrace.analysis.composition import Composition
 from hoptrace.analysis.parts import PARTS
 from hoptrace.analysis.report import Report
-from hoptrace.analysis.text import bytes_text, count_text, duration_text, percent
+from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 
 __all__ = ["print_report", "render"]
 
@@ -43,7 +43,7 @@ def render(report: Report) -> RenderableType:
     if report.warnings:
         blocks += [Text(), *_bullets(report.warnings, "yellow")]
     if a.finished:
-        blocks += [_title("Latency", f"{a.finished:,} finished requests"), _latency(report)]
+        blocks += [_title("Latency", counted(a.finished, "finished request")), _latency(report)]
         blocks += [
             _title("Where the time goes", "mean of the requests around each percentile of end-to-end time"),
             *_bars(report),
@@ -141,7 +141,7 @@ def _tail(report: Report) -> Text:
 
 def _ledger(report: Report) -> list[RenderableType]:
     book = report.ledger
-    per = f"per output token ({book.output_tokens:,} tokens)" if book.output_tokens else "in all"
+    per = f"per output token ({counted(book.output_tokens, 'token')})" if book.output_tokens else "in all"
     blocks: list[RenderableType] = [_title("What moved", per)]
     if not book.rows.height:
         return [*blocks, Text("No moves are known.")]
@@ -211,7 +211,9 @@ def _coordination(report: Report) -> list[RenderableType]:
         if o.foreign_cpu_share is not None:
             lines.append(f"Others took {percent(o.foreign_cpu_share)} of the machine's busy CPU time.")
         if o.breaks:
-            lines.append(f"{o.breaks} restarts or resets of counters: these sums are lower bounds.")
+            lines.append(
+                f"{counted(o.breaks, 'restart or reset', 'restarts or resets')} of counters: these sums are lower bounds."
+            )
     return [*blocks, *_bullets(lines, "")] if lines else []
 
 

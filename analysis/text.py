@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "duration_text", "percent"]
+__all__ = ["bytes_text", "count_text", "counted", "duration_text", "percent"]
 
 
 def duration_text(ns: float | None) -> str:
     """A duration with three digits in the unit that fits; an en dash if unknown."""
     if ns is None:
         return "–"
-    if ns == 0:
+    if abs(ns) < 0.005:
         return "0"
     sign, n = ("-" if ns < 0 else ""), abs(ns)
     for limit, unit, scale in ((1e3, "ns", 1.0), (1e6, "µs", 1e3), (1e9, "ms", 1e6), (6e11, "s", 1e9), (3.6e13, "min", 6e10)):
@@ -45,6 +45,11 @@ def count_text(n: float | None) -> str:
     if n is None:
         return "–"
     return f"{n:,.0f}" if float(n).is_integer() or abs(n) >= 1000 else _digits(n)
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """A number with its noun: 1 request, 2 requests."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 def _digits(x: float) -> str:

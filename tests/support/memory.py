@@ -20,8 +20,10 @@ SERVER = Server(name="s", max_sequences=2)
 class MemoryTrace(Trace):
     """``rows``: lists of row mappings by table. ``source`` is filled in where it is missing."""
 
-    def __init__(self, rows: Mapping[str, Sequence[Mapping[str, Any]]], manifest: Manifest | None = None) -> None:
-        super().__init__(Path("memory.trace"), manifest or Manifest(origin="recorded", servers=[SERVER], closed=True))
+    def __init__(
+        self, rows: Mapping[str, Sequence[Mapping[str, Any]]], manifest: Manifest | None = None, *, name: str = "memory"
+    ) -> None:
+        super().__init__(Path(f"{name}.trace"), manifest or Manifest(origin="recorded", servers=[SERVER], closed=True))
         self._frames: dict[str, pl.DataFrame] = {}
         for name, given in rows.items():
             spec = table(name)
