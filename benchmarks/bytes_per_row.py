@@ -1,6 +1,6 @@
 """Size of a token row on the disk, and how many rows a second the writer takes.
 
-A million rows as a proxy sees them: replies of about 200 tokens that overlap over ten minutes, 12 ms ± 1.5 ms between tokens, handed
+A million rows as a proxy sees them: replies of about 200 tokens, overlapping, 12 ms ± 1.5 ms between tokens, handed
 over in the order of time to a live writer, then closed. Run: ``python benchmarks/bytes_per_row.py [ROWS]``.
 """
 
