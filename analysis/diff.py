@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.bootstrap import STATS, Sample, interval
+from hoptrace.analysis.bootstrap import STATS, Sample, interval, mean_intervals
 from hoptrace.analysis.ledger import ledger
 from hoptrace.analysis.parts import PARTS
 from hoptrace.analysis.report import origin_note
@@ -257,20 +257,18 @@ def _of_stats(name: str, a: pl.Series, b: pl.Series, bounds: dict[str, tuple[flo
 
 def _parts(a: Accounting, b: Accounting, paired: bool) -> list[Change]:
     """Mean ns per request of each part that one of the traces shows; null where a trace cannot show it."""
+    columns = [p.column for p in PARTS]
+    # A request that cannot show a part adds nothing to its mean: the means add up to the mean of e2e.
+    x, y = (s.parts.select(pl.col(columns).fill_null(0).cast(pl.Float64)).to_numpy() for s in (a, b))
+    bounds = mean_intervals(x, y, paired=paired)
     out: list[Change] = []
-    for p in PARTS:
-        x, y = a.parts[p.column], b.parts[p.column]
-        seen_a, seen_b = x.len() - x.null_count(), y.len() - y.null_count()
-        if not seen_a and not seen_b:
+    for i, p in enumerate(PARTS):
+        seen = [s.parts[p.column].null_count() < s.parts.height for s in (a, b)]
+        if not any(seen):
             continue
-        # A request that cannot show the part adds nothing to the mean: the means add up to the mean of e2e.
-        values = [s.fill_null(0).cast(pl.Float64) for s in (x, y)]
-        bounds = {}
-        if seen_a and seen_b:
-            samples = [Sample(v.to_numpy(), np.arange(v.len()), v.len()) for v in values]
-            bounds = interval(samples[0], samples[1], paired=paired)
-        low, high = bounds.get("mean", (None, None))
-        means = [round(float(v.sum()) / v.len()) if n else None for v, n in zip(values, (seen_a, seen_b), strict=True)]
+        means = [round(float(v[:, i].sum()) / len(v)) if known else None for v, known in zip((x, y), seen, strict=True)]
+        found = bounds[i] if all(seen) else None
+        low, high = found if found is not None else (None, None)
         out.append(Change(f"{p.name}.mean", "ns", means[0], means[1], low, high))
     return out
 

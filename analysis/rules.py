@@ -11,7 +11,7 @@ from hoptrace.errors import UsageError
 
 __all__ = ["Outcome", "Rule", "check", "parse"]
 
-_RULE = re.compile(r"^\s*([a-z_]+(?:\.[a-z0-9_]+)?)\s*(<|>)\s*([+-]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*$")
+_RULE = re.compile(r"^\s*([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)?)\s*(<|>)\s*([+-]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*$")
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "": 1.0}
 
 

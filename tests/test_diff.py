@@ -1,0 +1,236 @@
+"""Comparing two traces: equal work, what is chance and what is not, the gate and its rules."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.memory import MemoryTrace
+from support.small import small_trace
+
+import hoptrace
+from hoptrace.analysis.bootstrap import Sample, interval, mean_intervals
+from hoptrace.analysis.diff import Change, diff, work_of
+from hoptrace.analysis.rules import Rule, check, parse
+from hoptrace.cli.diff import command
+from hoptrace.errors import InputError, UsageError
+
+A, B = small_trace(name="a"), small_trace(slower_ms=3, name="b")
+
+
+def test_a_trace_against_itself_changes_nothing() -> None:
+    d = diff(A, A)
+    assert d.paired and not d.unequal
+    assert {c.verdict for c in d.changes.values()} <= {"same", "unknown"}
+    assert all(c.low == c.high == 0 for c in d.metrics if c.low is not None)
+
+
+def test_a_slower_server_is_worse_beyond_noise() -> None:
+    d = diff(A, B)
+    ttft = d.changes["ttft.mean"]
+    assert ttft.verdict == "worse" and ttft.low is not None and ttft.low > 0
+    assert ttft.a is not None and ttft.b is not None and ttft.change == ttft.b - ttft.a > 0
+    assert d.changes["decode.mean"].verdict == "worse"
+    assert d.changes["proxy.mean"].verdict == "same"
+    assert d.changes["output_tokens_per_s"].verdict == "worse"
+    assert d.changes["bytes_per_token.counted"].change == 0
+    # The parts' changes add up to that of e2e, up to the rounding of each mean.
+    total = sum(c.change or 0 for c in d.parts)
+    assert total == pytest.approx(d.changes["e2e.mean"].change, abs=len(d.parts))
+    back = diff(B, A)
+    assert back.changes["ttft.mean"].verdict == "better"
+
+
+def test_the_same_comparison_twice() -> None:
+    assert diff(A, B).as_dict() == diff(A, B).as_dict()
+
+
+def short(n: int, output: int = 5, prompt: int = 7) -> MemoryTrace:
+    rows = [
+        {"request": i, "arrival_ns": i, "finish_ns": i + 10, "prompt_tokens": prompt, "output_tokens": output} for i in range(n)
+    ]
+    return MemoryTrace({"requests": rows}, name=f"n{n}")
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (
+            short(4),
+            "3 against 4 requests; 3 against 4 finished requests; 21 against 28 prompt tokens; 15 against 20 output tokens",
+        ),
+        (short(3, output=6), "15 against 18 output tokens"),
+        (short(3, prompt=8), "21 against 24 prompt tokens"),
+    ],
+)
+def test_unequal_work_is_refused(other: MemoryTrace, why: str) -> None:
+    with pytest.raises(InputError, match="did not do the same work") as e:
+        diff(short(3), other)
+    assert why in e.value.message and "--anyway" in (e.value.hint or "")
+    d = diff(short(3), other, anyway=True)
+    assert d.unequal == why.split("; ") and not d.paired
+
+
+def test_a_failed_request_is_less_work() -> None:
+    rows = [{"request": i, "arrival_ns": i, "finish_ns": i + 10, "prompt_tokens": 7, "output_tokens": 5} for i in range(3)]
+    rows[2]["error"] = "It broke."  # type: ignore[assignment]
+    broken = MemoryTrace({"requests": rows})
+    assert work_of(broken).finished == 2
+    with pytest.raises(InputError, match="3 against 2 finished requests"):
+        diff(short(3), broken)
+
+
+def test_what_one_side_cannot_show_is_unknown_not_zero() -> None:
+    bare = MemoryTrace({n: f.to_dicts() for n, f in A._frames.items() if n not in ("steps", "residency", "tokens")})
+    d = diff(A, bare)
+    host = d.changes["host_gap.mean"]
+    assert host.a is not None and host.b is None and host.change is None and host.verdict == "unknown"
+    [outcome] = check([parse("host_gap.mean>5%")], d)
+    assert outcome.failed is None
+
+
+# -- chance -----------------------------------------------------------------------------------------------------------
+
+
+def sample(values: list[float]) -> Sample:
+    return Sample(np.array(values, dtype=np.float64), np.arange(len(values)), len(values))
+
+
+def test_pairs_cancel_what_requests_have_in_common() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.lognormal(3, 1, 60)
+    a, b = sample(base.tolist()), sample((base + 1).tolist())
+    low, high = interval(a, b, paired=True)["mean"]
+    assert low == pytest.approx(1) and high == pytest.approx(1)
+    low, high = interval(a, b, paired=False)["mean"]
+    assert low < 0 < high
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    covered = 0
+    for _ in range(40):
+        a, b = sample(rng.normal(10, 2, 40).tolist()), sample(rng.normal(11, 2, 40).tolist())
+        low, high = interval(a, b, paired=False)["mean"]
+        covered += low <= 1 <= high
+    assert 34 <= covered <= 40
+
+
+def test_tokens_of_a_request_are_drawn_together() -> None:
+    """Ten requests of a hundred equal tokens know ten values, not a thousand."""
+    values, owner = np.repeat(np.arange(10.0), 100), np.repeat(np.arange(10), 100)
+    few = interval(Sample(values, owner, 10), Sample(values, owner, 10), paired=False)["mean"]
+    many = interval(sample(values.tolist()), sample(values.tolist()), paired=False)["mean"]
+    assert few[1] - few[0] > 5 * (many[1] - many[0])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
+@settings(max_examples=25)
+def test_a_sample_against_itself_holds_zero(values: list[float]) -> None:
+    for low, high in interval(sample(values), sample(values), paired=False).values():
+        assert low <= 0 <= high
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_means_of_several_columns_are_judged_as_one_by_one(paired: bool) -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(5, 1, (30, 2)), rng.normal(6, 1, (30, 2))
+    for column, bounds in enumerate(mean_intervals(a, b, paired=paired)):
+        alone = interval(sample(a[:, column].tolist()), sample(b[:, column].tolist()), paired=paired)["mean"]
+        assert bounds == pytest.approx(alone)
+
+
+def test_one_request_tells_no_interval() -> None:
+    assert interval(sample([1.0]), sample([2.0, 3.0]), paired=False) == {}
+    assert interval(sample([]), sample([]), paired=True) == {}
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("ttft.p95>10%", Rule("ttft.p95>10%", "ttft.p95", True, 0.1, True)),
+        (" e2e.mean > 50 ms ", Rule("e2e.mean > 50 ms", "e2e.mean", True, 5e7, False)),
+        ("output_tokens_per_s<-5%", Rule("output_tokens_per_s<-5%", "output_tokens_per_s", False, -0.05, True)),
+        ("itl.p50>0.5us", Rule("itl.p50>0.5us", "itl.p50", True, 500.0, False)),
+    ],
+)
+def test_rules_are_read(text: str, rule: Rule) -> None:
+    assert parse(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft.p95", "ttft.p95>>10%", "ttft.p95>ten", "ttft p95>10%", "ttft.p95=10%", ">10%", "ttft.p95>10 parsec"]
+)
+def test_rules_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse(text)
+
+
+def test_rules_are_judged() -> None:
+    d = diff(A, B)
+    relative = d.changes["ttft.mean"].relative
+    assert relative is not None
+
+    def failed(text: str, beyond_noise: bool = False) -> bool | None:
+        return check([parse(text)], d, beyond_noise=beyond_noise)[0].failed
+
+    assert failed(f"ttft.mean>{relative * 100 - 1:.3f}%") and not failed(f"ttft.mean>{relative * 100 + 1:.3f}%")
+    assert failed("ttft.mean>1ms") and not failed("ttft.mean>10s")
+    assert failed("output_tokens_per_s<-1%") and not failed("output_tokens_per_s>0%")
+    with pytest.raises(UsageError, match=r"Did you mean 'ttft\.p95'"):
+        check([parse("ttf.p95>10%")], d)
+
+
+def test_from_nothing_to_something_is_more_than_any_percentage() -> None:
+    d = diff(A, A)
+    change = Change("x.mean", "ns", 0, 5)
+    assert change.relative is None and change.verdict == "worse"
+    d.parts.append(change)
+    assert check([parse("x.mean>1000%")], d)[0].failed and not check([parse("x.mean<-10%")], d)[0].failed
+
+
+def test_noise_fails_no_rule_if_asked() -> None:
+    d = diff(A, A)
+    d.metrics.append(Change("noisy.mean", "ns", 100, 150, -20, 120))
+    assert check([parse("noisy.mean>10%")], d)[0].failed
+    assert check([parse("noisy.mean>10%")], d, beyond_noise=True)[0].failed is False
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"a": A, "b": B, "short": short(3)}
+    monkeypatch.setattr(hoptrace, "open", known.__getitem__)
+
+
+def run(*args: str) -> tuple[int, str]:
+    done = CliRunner().invoke(command, list(args))
+    if isinstance(done.exception, InputError | UsageError):
+        return done.exception.exit_code, str(done.exception)
+    return done.exit_code, done.stdout
+
+
+@pytest.mark.usefixtures("traces")
+def test_the_command_and_its_exit_codes() -> None:
+    code, text = run("a", "b")
+    assert code == 0 and "TTFT p95" in text and "worse" in text and "the same requests on both sides" in text
+    code, text = run("a", "b", "--fail-on", "ttft.p95>1%", "--fail-on", "e2e.mean>1000%", "-q")
+    assert code == 1 and text.splitlines()[0].startswith("FAILED") and text.splitlines()[1].startswith("ok")
+    assert run("a", "b", "--fail-on", "e2e.mean>1000%")[0] == 0
+    assert run("a", "b", "--fail-on", "e2e.mean=3")[0] == 2
+    assert run("a", "b", "--fail-on", "nothing.mean>3%")[0] == 2
+    assert run("a", "short")[0] == 3
+    code, text = run("a", "b", "--json", "--fail-on", "ttft.p95>1%")
+    found = json.loads(text)
+    assert code == 1 and found["schema"] == "hoptrace.diff/1" and found["rules"][0]["failed"] is True
+    code, text = run("a", "short", "--anyway")
+    assert code == 0 and "The work is not the same" in text
