@@ -97,6 +97,7 @@ class Session:
         self._title = title
         self._host = own_host()
         self._tasks: list[asyncio.Task[None]] = []
+        self._renewed: set[str] = set()
         self._stop = asyncio.Event()
         self._status = Status()
         self._began = 0.0
@@ -219,8 +220,14 @@ class Session:
                 for table in collector.tables:
                     self._coverage.begin(table, name, server)
                 faults = 0
+                if not self._status.away:
+                    self._renewed.discard(name)
             except ServerAway:
                 self._coverage.end(name)
+                if faults == 0:
+                    # Now, not when the watch has seen it: no sample of the new server may count on from the old one's totals.
+                    collector.restarted()
+                    self._renewed.add(name)
                 faults = min(faults + 1, 4)
             except Exception as e:
                 self._writer.drop(f"{name}: {type(e).__name__}", 1)
@@ -261,7 +268,9 @@ class Session:
         if server.engine == "llama.cpp":
             await llamacpp.describe(self._api, server)
         for c in self._running:
-            c.restarted()
+            if c.name not in self._renewed:
+                c.restarted()
+        self._renewed.clear()
         self._event("restart", "the server answers again")
         assert self.server is not None
         changed = [
@@ -355,12 +364,12 @@ async def _answers(host: str, port: int) -> bool:
 
 def _store_steps(writer: TraceWriter) -> str | None:
     """Reconstruct the engine's iterations from what was recorded and store them with the rest; why not, if that can't be done."""
-    # Polars takes half a second to import: not while a capture is to begin.
-    from hoptrace.reader import open_trace
-    from hoptrace.reconstruct import steps_of, store_steps
-
     writer.flush()
     try:
+        # Polars takes half a second to import: not while a capture is to begin.
+        from hoptrace.reader import open_trace
+        from hoptrace.reconstruct import steps_of, store_steps
+
         steps = steps_of(open_trace(writer.path))
         store_steps(writer, steps)
     except Exception as e:  # what was recorded is worth more than what can be derived from it, now or later

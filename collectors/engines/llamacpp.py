@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hoptrace.collectors.base import Finding, ServerAway
 from hoptrace.collectors.engines.http import Api, Reply
 from hoptrace.collectors.engines.prometheus import Kind, samples
+from hoptrace.errors import HoptraceError
+from hoptrace.gguf_file import read_gguf
 from hoptrace.manifest import Server
 from hoptrace.writer import TraceWriter
 
@@ -79,7 +81,7 @@ async def describe(api: Api, server: Server) -> list[str]:
     if isinstance(path, str):
         server.model_path = path
         server.model = path.rsplit("/", 1)[-1]
-        notes += _geometry(server, Path(path))
+        notes += await asyncio.to_thread(_geometry, server, Path(path))
     else:
         notes.append(f"{server.name}: the model's file is not known ({_why(props_reply, '/props', '--props')}).")
     told = {k: _get(props, k) for k in ("model_ftype", "modalities", "endpoint_slots", "endpoint_metrics")}
@@ -88,20 +90,16 @@ async def describe(api: Api, server: Server) -> list[str]:
 
 
 def _geometry(server: Server, path: Path) -> list[str]:
-    """Layers and heads from the model's own file, if it is on this machine."""
+    """Layers, heads and sizes from the model's own file, if it is on this machine."""
     try:
-        read_geometry = import_module("hoptrace.gguf_file").read_geometry
-    except (ImportError, AttributeError):
-        return [f"{server.name}: the model's geometry was not read."]
-    try:
-        geometry = read_geometry(path)
-    except Exception as e:  # a damaged or remote file must not stop the capture
-        return [f"{server.name}: the model's geometry is not known: {type(e).__name__}."]
+        model = read_gguf(path)
+    except HoptraceError:
+        return [f"{server.name}: layers and heads are not known: the model's file can't be read here."]
     for name in ("layers", "heads", "kv_heads", "head_size", "hidden_size", "parameters", "weight_bytes"):
-        value = getattr(geometry, name, None)
-        if isinstance(value, int):
+        value = getattr(model, name)
+        if value is not None:
             setattr(server, name, value)
-    server.kv_dtype = server.kv_dtype or "f16"
+    server.kv_dtype = "f16"
     return [f"{server.name}: kv_dtype f16 is llama.cpp's default (-ctk, -ctv), no endpoint tells it."]
 
 

@@ -1,0 +1,285 @@
+"""Counters of a process from recorded /proc trees, and who listens on a port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hoptrace
+from hoptrace.collectors.hardware import procfs
+from hoptrace.collectors.hardware.listener import Found, find_listener
+from hoptrace.collectors.hardware.process import MAX_THREADS, ProcessCollector
+from hoptrace.manifest import Manifest
+from hoptrace.writer import TraceWriter
+
+TICK = procfs.TICK_NS
+
+
+def stat_line(pid: int, command: str, user: int, start: int, state: str = "S") -> str:
+    """A /proc/PID/stat line: 52 fields, those that are not read are 0."""
+    fields = [state, "1", "0", "0", "0", "-1", "0", "60184", "0", "7", "0", str(user), "114", "0", "0", "20", "0", "14", "0"]
+    return f"{pid} ({command}) {' '.join(fields)} {start} 1612623872 87252 {'0 ' * 28}\n"
+
+
+class Tree:
+    """A /proc tree on disk that a test can change."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "sys/kernel/random").mkdir(parents=True)
+        (root / "sys/kernel/random/boot_id").write_text("9752d5b1-397b-4db3-8a4a-8b42a342a85e\n")
+        (root / "stat").write_text(
+            "cpu  1000 20 300 6000 25 0 6 2 0 0\ncpu0 1 0 0 0 0 0 0 0 0 0\ncpu1 1 0 0 0 0 0 0 0 0 0\nintr 5\n"
+        )
+        (root / "pressure").mkdir()
+        (root / "pressure/cpu").write_text("some avg10=48.41 avg60=26.39 avg300=17.30 total=211727629\n")
+        (root / "net").mkdir()
+
+    def process(self, pid: int, command: str = "llama-server", user: int = 100, start: int = 5000, state: str = "S") -> None:
+        (self.root / str(pid) / "task").mkdir(parents=True, exist_ok=True)
+        (self.root / str(pid) / "stat").write_text(stat_line(pid, command, user, start, state))
+        (self.root / str(pid) / "comm").write_text(command + "\n")
+
+    def thread(self, pid: int, tid: int, on_cpu: int, delay: int, slices: int = 1, start: int = 5000) -> None:
+        folder = self.root / str(pid) / "task" / str(tid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "stat").write_text(stat_line(tid, "worker", 1, start))
+        (folder / "schedstat").write_text(f"{on_cpu} {delay} {slices}\n")
+        (folder / "status").write_text("Name:\tworker\nvoluntary_ctxt_switches:\t23\nnonvoluntary_ctxt_switches:\t5\n")
+
+    def listens(self, port: int, inode: int, pid: int | None, table: str = "tcp") -> None:
+        line = (
+            f"   0: 0100007F:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0 100\n"
+        )
+        (self.root / "net" / table).write_text("  sl  local_address rem_address   st …\n" + line)
+        if pid is not None:
+            (self.root / str(pid) / "fd").mkdir(exist_ok=True)
+            (self.root / str(pid) / "fd/3").symlink_to(f"socket:[{inode}]")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "proc")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Any:
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
+        yield writer
+
+
+def rows(writer: TraceWriter, table: str = "counters") -> list[dict[str, Any]]:
+    writer.flush()
+    return hoptrace.open(writer.path).table(table).collect().to_dicts()
+
+
+def values(writer: TraceWriter, entity: str, name: str) -> list[int | None]:
+    return [r["value_int"] for r in rows(writer) if (r["entity"], r["name"]) == (entity, name)]
+
+
+def collector(tree: Tree, writer: TraceWriter | None, pid: int | None = 42) -> ProcessCollector:
+    found = Found(pid) if pid else Found(None, "nobody")
+    return ProcessCollector(lambda: found, "h", writer, proc=tree.root)
+
+
+async def test_the_process_and_the_machine(tree: Tree, writer: TraceWriter) -> None:
+    tree.process(42)
+    tree.thread(42, 42, on_cpu=1000, delay=10)
+    tree.thread(42, 43, on_cpu=5000, delay=20)
+    c = collector(tree, writer)
+    assert (await c.probe()).available
+    await c.sample()
+    tree.thread(42, 43, on_cpu=5700, delay=320, slices=4)
+    await c.sample()
+    assert values(writer, "process:42", "cpu_user_ns") == [100 * TICK] * 2
+    assert values(writer, "process:42", "cpu_system_ns") == [114 * TICK] * 2
+    assert values(writer, "process:42", "rss_bytes") == [87252 * procfs.PAGE_BYTES] * 2
+    assert values(writer, "process:42", "threads") == [14, 14]
+    assert values(writer, "process:42", "major_faults") == [7, 7]
+    assert values(writer, "process:42", "on_cpu_ns") == [0, 700]
+    assert values(writer, "process:42", "run_delay_ns") == [0, 300]
+    assert values(writer, "thread:42/43", "voluntary_switches") == [23]
+    assert values(writer, "cpu", "user_ns") == [1000 * TICK] * 2
+    assert values(writer, "cpu", "steal_ns") == [2 * TICK] * 2
+    assert values(writer, "cpu", "cpus") == [2, 2]
+    assert values(writer, "pressure", "cpu_some_ns") == [211727629_000] * 2
+    assert len(values(writer, f"hoptrace:{os.getpid()}", "on_cpu_ns")) == 2
+    assert {r["incarnation"] for r in rows(writer) if r["entity"] == "process:42"} == {"9752d5b1/5000"}
+    assert all(r["uncertainty_ns"] >= 0 for r in rows(writer))
+
+
+async def test_threads_that_come_and_go_never_make_the_sum_fall(tree: Tree, writer: TraceWriter) -> None:
+    tree.process(42)
+    tree.thread(42, 42, on_cpu=1000, delay=0)
+    tree.thread(42, 43, on_cpu=9000, delay=0)
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    shutil.rmtree(tree.root / "42/task/43")
+    tree.thread(42, 44, on_cpu=250, delay=0)
+    await c.sample()
+    tree.thread(42, 44, on_cpu=50, delay=0)  # the number was given to a new thread
+    await c.sample()
+    assert values(writer, "process:42", "on_cpu_ns") == [0, 250, 300]
+
+
+async def test_rows_of_threads_are_bounded_to_the_busiest(tree: Tree, writer: TraceWriter) -> None:
+    tree.process(42)
+    for tid in range(42, 242):
+        tree.thread(42, tid, on_cpu=0, delay=0)
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    for tid in range(142, 242):
+        tree.thread(42, tid, on_cpu=tid, delay=0)
+    c._threads_due_ns = 0
+    await c.sample()
+    latest = max(r["time_ns"] for r in rows(writer))
+    named = {r["entity"] for r in rows(writer) if r["entity"].startswith("thread:") and r["time_ns"] == latest}
+    assert named == {f"thread:42/{tid}" for tid in range(242 - MAX_THREADS, 242)}
+    assert values(writer, "process:42", "on_cpu_ns") == [0, sum(range(142, 242))], "the sum is over all of them"
+
+
+async def test_a_process_that_dies_is_lost_and_not_zero(tree: Tree, writer: TraceWriter) -> None:
+    tree.process(42)
+    tree.thread(42, 42, on_cpu=1, delay=0)
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    shutil.rmtree(tree.root / "42")
+    await c.sample()
+    last = [r for r in rows(writer) if r["entity"] == "process:42"][-1]
+    lost = [r for r in rows(writer) if r["status"] == "lost"]
+    assert len(lost) == 1 and lost[0]["value_int"] is None and last["entity"] == "process:42"
+    assert [e["kind"] for e in rows(writer, "events")] == ["stop"]
+    assert len(values(writer, "cpu", "user_ns")) == 2, "the machine goes on"
+
+
+@pytest.mark.parametrize("state", ["Z", "S"])
+async def test_a_zombie_and_a_reused_number_are_not_the_server(tree: Tree, writer: TraceWriter, state: str) -> None:
+    tree.process(42, start=5000)
+    tree.thread(42, 42, on_cpu=1, delay=0)
+    c = collector(tree, writer)
+    await c.probe()
+    tree.process(42, "somebody", user=9, start=5000 if state == "Z" else 7777, state=state)
+    await c.sample()
+    assert c.pid is None
+    assert 9 * TICK not in values(writer, "process:42", "cpu_user_ns")
+
+
+async def test_a_new_process_is_found_again_as_a_new_incarnation(tree: Tree, writer: TraceWriter) -> None:
+    tree.process(42)
+    tree.thread(42, 42, on_cpu=1, delay=0)
+    now = [Found(42)]
+    c = ProcessCollector(lambda: now[0], "h", writer, proc=tree.root)
+    await c.probe()
+    shutil.rmtree(tree.root / "42")
+    await c.sample()
+    tree.process(77, start=9000)
+    tree.thread(77, 77, on_cpu=8, delay=0)
+    now[0] = Found(77)
+    c._look_again_ns = 0
+    await c.sample()
+    assert c.pid == 77
+    assert {r["incarnation"] for r in rows(writer) if r["entity"] == "process:77"} == {"9752d5b1/9000"}
+    assert [e["kind"] for e in rows(writer, "events")] == ["stop", "start"]
+
+
+async def test_a_kernel_without_schedstat_gives_the_rest(tree: Tree, writer: TraceWriter) -> None:
+    tree.process(42)
+    tree.thread(42, 42, on_cpu=1, delay=0)
+    (tree.root / "42/task/42/schedstat").unlink()
+    c = collector(tree, writer)
+    finding = await c.probe()
+    await c.sample()
+    assert finding.available and "no schedstat" in str(finding.reason)
+    assert values(writer, "process:42", "run_delay_ns") == []
+    assert values(writer, "process:42", "cpu_user_ns") == [100 * TICK]
+
+
+async def test_probing_without_a_process_or_without_proc(tree: Tree, tmp_path: Path) -> None:
+    assert (await collector(tree, None, None).probe()).reason == "nobody"
+    assert not (await collector(tree, None, 4242).probe()).available
+    empty = ProcessCollector(lambda: Found(1), "h", None, proc=tmp_path / "none")
+    assert (await empty.probe()).reason == "this system has no Linux /proc"
+
+
+def test_a_command_with_spaces_and_parentheses(tree: Tree) -> None:
+    tree.process(7, command="a) S (b 1 2")
+    stat = procfs.process_stat(tree.root / "7")
+    assert (stat.command, stat.state, stat.start_ticks) == ("a) S (b 1 2", "S", 5000)
+
+
+def test_files_that_are_not_the_kernels(tree: Tree) -> None:
+    (tree.root / "7").mkdir()
+    (tree.root / "7/stat").write_text("7 (x) S 1\n")
+    with pytest.raises(ValueError, match="fields"):
+        procfs.process_stat(tree.root / "7")
+    (tree.root / "stat").write_text("btime 1\n")
+    with pytest.raises(ValueError, match="no line for all CPUs"):
+        procfs.cpu_times(tree.root)
+    shutil.rmtree(tree.root / "pressure")
+    assert procfs.pressure(tree.root) == {}
+    assert procfs.boot_id(tree.root / "none") == ""
+
+
+@pytest.mark.parametrize("table", ["tcp", "tcp6"])
+def test_who_listens(tree: Tree, table: str) -> None:
+    tree.process(42)
+    tree.process(40, "other")
+    tree.listens(8310, 36468, 42, table)
+    assert find_listener("http://127.0.0.1:8310", proc=tree.root) == Found(42)
+
+
+def test_the_oldest_of_forked_workers(tree: Tree) -> None:
+    for pid in (52, 41, 60):
+        tree.process(pid)
+        tree.listens(8310, 36468, pid)
+    assert find_listener("http://127.0.0.1:8310", proc=tree.root).pid == 41
+
+
+@pytest.mark.parametrize(
+    ("command", "holder", "port", "words"),
+    [
+        ("docker-proxy", 42, 8310, "only forwards"),
+        ("llama-server", None, 8310, "no process here holds the socket"),
+        ("llama-server", 42, 9999, "listens on port 9999"),
+    ],
+)
+def test_why_a_listener_is_not_known(tree: Tree, command: str, holder: int | None, port: int, words: str) -> None:
+    tree.process(42, command)
+    tree.listens(8310, 36468, holder)
+    found = find_listener(f"http://127.0.0.1:{port}", proc=tree.root)
+    assert found.pid is None and words in str(found.reason) and "--pid" in str(found.reason)
+
+
+def test_another_machine(tree: Tree) -> None:
+    found = find_listener("http://192.0.2.7:8310", proc=tree.root, local={"192.0.2.1"})
+    assert found.pid is None and "another machine" in str(found.reason)
+    tree.process(42)
+    tree.listens(8310, 1, 42)
+    assert find_listener("http://192.0.2.7:8310", proc=tree.root, local={"192.0.2.7"}).pid == 42
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux only")
+def test_on_this_machine() -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        assert find_listener(f"http://127.0.0.1:{s.getsockname()[1]}").pid == os.getpid()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs schedstat")
+async def test_this_very_process(writer: TraceWriter) -> None:
+    c = ProcessCollector(lambda: Found(os.getpid()), "h", writer)
+    assert (await c.probe()).available
+    await c.sample()
+    assert sum(i * i for i in range(200_000)) > 0
+    await c.sample()
+    on_cpu = values(writer, f"process:{os.getpid()}", "on_cpu_ns")
+    assert on_cpu[0] == 0 and on_cpu[1] is not None and on_cpu[1] > 0
