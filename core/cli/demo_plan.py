@@ -62,38 +62,40 @@ def _complete(url: str, prompt: str, tokens: int) -> dict[str, Any]:
         raise EnvironmentProblem(f"The server at {url} did not answer a test request: {e}.") from None
 
 
-def write_workload(
-    source: Path, out: Path, speed: Speed, *, requests: int = REQUESTS, span_s: float = SPAN_S
-) -> tuple[float, float]:
+def write_workload(source: Path, out: Path, speed: Speed, *, requests: int = REQUESTS, span_s: float = SPAN_S) -> None:
     """Write the first ``requests`` of ``source``, scaled, as the trace ``out``.
 
-    One factor scales all lengths, so that the work fills ``LOAD`` of one slot's time; another scales all gaps, so that the slice
-    lasts ``span_s``. Both are returned (lengths, pace) and written into the manifest.
+    One factor scales the prompts, one the outputs, so that each fills half of ``LOAD`` of one slot's time; a third scales all
+    gaps, so that the slice lasts ``span_s``. They stand in the manifest.
     """
     trace = hoptrace.open(source)
     rows = trace.table("requests").sort("arrival_ns").head(requests).collect()
     first = rows["arrival_ns"][0]
-    pace = (rows["arrival_ns"][-1] - first) / (span_s * 1e9)
-    work_ns = (rows["prompt_tokens"] * speed.prefill_ns_per_token + rows["output_tokens"] * speed.decode_ns_per_token).sum()
-    factor = min(1.0, LOAD * span_s * 1e9 / work_ns)
-    tokens = {"prompt_tokens": _PROMPT_LIMITS, "output_tokens": _OUTPUT_LIMITS}
+    pace = max(1, rows["arrival_ns"][-1] - first) / (span_s * 1e9)
+    half_ns = LOAD * span_s * 1e9 / 2
+    prompts = min(1.0, half_ns / (rows["prompt_tokens"].sum() * speed.prefill_ns_per_token))
+    outputs = min(1.0, half_ns / (rows["output_tokens"].sum() * speed.decode_ns_per_token))
     arrival = (first + (pl.col("arrival_ns") - first) / pace).round().cast(pl.Int64)
     scaled = rows.with_columns(
         arrival.alias("arrival_ns"),
         arrival.alias("received_ns"),
-        *((pl.col(c) * factor).round().cast(pl.Int64).clip(low, high).alias(c) for c, (low, high) in tokens.items()),
+        _scaled("prompt_tokens", prompts, _PROMPT_LIMITS),
+        _scaled("output_tokens", outputs, _OUTPUT_LIMITS),
     ).with_columns(pl.col("output_tokens").alias("max_tokens"))
     manifest = Manifest(
         origin="imported",
-        title=f"first {requests} requests of {trace.name}, lengths × {factor:.3f}, {pace:.2f} times the pace",
+        title=f"first {rows.height} requests of {trace.name}, scaled to this machine",
         imported_from=trace.manifest.imported_from,
         notes=[
             *trace.manifest.notes,
-            f"Lengths are scaled by {factor:.4f} (prompts kept within {_PROMPT_LIMITS}, outputs within {_OUTPUT_LIMITS} tokens), "
-            f"gaps between arrivals divided by {pace:.4f}, to suit this machine.",
+            f"To suit this machine, prompts are scaled by {prompts:.4f} (kept within {_PROMPT_LIMITS} tokens), outputs by "
+            f"{outputs:.4f} (within {_OUTPUT_LIMITS}), and gaps between arrivals divided by {pace:.4f}.",
         ],
     )
     with TraceWriter(out, manifest, background=False) as writer:
         writer.append_arrow("requests", scaled.to_arrow())
         writer.append_arrow("coverage", trace.table("coverage").collect().to_arrow())
-    return factor, pace
+
+
+def _scaled(column: str, factor: float, limits: tuple[int, int]) -> pl.Expr:
+    return (pl.col(column) * factor).round().cast(pl.Int64).clip(*limits)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 import hoptrace
 from hoptrace.cli.demo_plan import SLICE, measure, write_workload
-from hoptrace.cli.demo_view import comparison_table
+from hoptrace.cli.demo_view import print_comparison, quiet_enough
 from hoptrace.demo_model import fetch_model
 from hoptrace.demo_server import DemoServer
 from hoptrace.errors import EnvironmentProblem
@@ -119,12 +119,14 @@ def _show(o: Options, err: Console, traces: dict[str, Trace], own: Any, outcome:
     from hoptrace.analysis.report_text import print_report
 
     result = report(traces["four-slots"])
+    quiet, words = quiet_enough({name: _cpu_wait(traces[name]) for name in ("four-slots", "one-slot")})
     if o.as_json:
         figures = {
             "traces": {name: str(t.path) for name, t in traces.items()},
             "own_policy": own.as_dict(),
             "one_slot": outcome.as_dict(),
-            "warnings": warnings,
+            "quiet": quiet,
+            "warnings": [words, *warnings],
             "report": result.as_dict(),
         }
         click.echo(json.dumps(figures))
@@ -133,9 +135,10 @@ def _show(o: Options, err: Console, traces: dict[str, Trace], own: Any, outcome:
     out.print()
     if not o.quiet:
         print_report(result, out)
-        out.print(comparison_table(f"The same {_SLOTS} slots replayed: the error of the method", own))
+        print_comparison(out, f"The same {_SLOTS} slots replayed: the error of the method", own)
         out.print()
-    out.print(comparison_table("One slot instead of four: predicted from the capture above, then measured", outcome))
+    print_comparison(out, "One slot instead of four: predicted from the capture above, then measured", outcome)
+    out.print(words if quiet else f"[yellow]{words}[/yellow]", soft_wrap=True)
     if o.quiet:
         return
     for warning in warnings:
@@ -149,6 +152,13 @@ def _show(o: Options, err: Console, traces: dict[str, Trace], own: Any, outcome:
     if o.app:
         shown = ("four-slots", "one-slot-predicted", "one-slot", "four-slots-replayed", "workload")
         _dashboard([traces[n].path for n in shown], o.browser, err)
+
+
+def _cpu_wait(trace: Trace) -> float | None:
+    from hoptrace.analysis.coordination import coordination
+
+    figures = coordination(trace).os
+    return None if figures is None else figures.run_delay_share
 
 
 def _dashboard(paths: list[Path], browser: bool, err: Console) -> None:
