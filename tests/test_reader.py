@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import hoptrace
+from hoptrace import reader as reader_module
 from hoptrace.errors import InputError, UsageError
+from hoptrace.journal import JournalRead, read_journal
 from hoptrace.manifest import Manifest
 from hoptrace.schema import TABLES
 from hoptrace.sqlview import _source
@@ -166,6 +168,50 @@ def test_name_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = make(tmp_path / "t.trace")
     monkeypatch.chdir(path)
     assert hoptrace.open(".").name == "t"
+
+
+def test_reader_beside_a_writer_that_moves_on_sees_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worst moment: the next journal is named already, and the writer turns to it between two reads."""
+    w = TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False)
+    spec = TABLES["tokens"]
+
+    def write(start: int) -> None:
+        w.append("tokens", [{"request": 1, "index": i, "time_ns": i, "source": "t"} for i in range(start, start + 10)])
+        w.flush()
+
+    write(0)
+    following = w._folder._new_journal(spec)
+    w._folder.save()
+    trace = hoptrace.open(w.path)
+    reads = 0
+
+    def read_then_write(path: Path) -> JournalRead:
+        nonlocal reads
+        found = read_journal(path)
+        reads += 1
+        if reads == 1:
+            write(10)
+            w._folder._journals["tokens"] = following
+            write(20)
+        return found
+
+    monkeypatch.setattr(reader_module, "read_journal", read_then_write)
+    seen = trace.table("tokens").collect()["index"].to_list()
+    assert reads == 2
+    assert len(seen) >= 10
+    assert seen == list(range(len(seen)))
+    w._folder.release()
+
+
+def test_reader_follows_a_journal_that_became_a_part(tmp_path: Path) -> None:
+    w = TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False)
+    w.append("tokens", TOKENS)
+    w.append("requests", [{"request": 1, "arrival_ns": 1, "source": "t"}])
+    w.flush()
+    before = hoptrace.open(w.path)
+    w.close()
+    assert before.rows("tokens") == 5
+    assert before.sql("SELECT count(*) FROM tokens JOIN requests USING (request)").item() == 5
 
 
 # -- one vantage ------------------------------------------------------------------------------------------------------
