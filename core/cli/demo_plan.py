@@ -73,8 +73,8 @@ def write_workload(source: Path, out: Path, speed: Speed, *, requests: int = REQ
     first = rows["arrival_ns"][0]
     pace = max(1, rows["arrival_ns"][-1] - first) / (span_s * 1e9)
     half_ns = LOAD * span_s * 1e9 / 2
-    prompts = min(1.0, half_ns / (rows["prompt_tokens"].sum() * speed.prefill_ns_per_token))
-    outputs = min(1.0, half_ns / (rows["output_tokens"].sum() * speed.decode_ns_per_token))
+    prompts = min(1.0, half_ns / (float(rows["prompt_tokens"].sum()) * speed.prefill_ns_per_token))
+    outputs = min(1.0, half_ns / (float(rows["output_tokens"].sum()) * speed.decode_ns_per_token))
     arrival = (first + (pl.col("arrival_ns") - first) / pace).round().cast(pl.Int64)
     scaled = rows.with_columns(
         arrival.alias("arrival_ns"),
