@@ -12,14 +12,15 @@ from hoptrace.replay.workload import Workload
 __all__ = ["WORDS", "Calibration", "Sizes", "prompts", "sizes", "text"]
 
 # Frequent English words: nearly every tokenizer has each of them, with the space before it, as one token.
-WORDS = tuple(
+_TEXT = (
     "the of and to in is that for it as was with be by on not he this are or his from at which but have an they you were her "
     "she all would there been one their we him has when who will more no if out so said what up its about into than them can "
     "only other new some could time these two may then do first any my now such like our over man me even most made after also "
     "did many before must through back years where much your way well down should because each just those people how too little "
     "state good very make world still own see men work long get here between both life being under never day same another know "
-    "while last might us great old year off come since against go came right used take three".split()  # noqa: SIM905 - a list of 170 strings reads worse
+    "while last might us great old year off come since against go came right used take three"
 )
+WORDS = tuple(_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
