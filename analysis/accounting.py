@@ -131,7 +131,8 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     parts = pl.concat([p.parts for p in passes])
     spans = pl.concat([p.spans for p in passes])
     error = pl.concat([p.error for p in passes])
-    parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, cost is not None, why_no_cost)
+    gaps = found.origin != "reconstructed"
+    parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, cost is not None, why_no_cost, gaps)
     if note := _interference_note(parts, error):
         notes.append(note)
     impossible = done.height - whole.height

@@ -21,8 +21,11 @@ def seen_parts(
     keys: list[tuple[str, int]],
     modelled: bool,
     why_no_cost: str | None,
+    gaps: bool,
 ) -> tuple[pl.DataFrame, list[str]]:
-    """``parts`` with null where a part is 0 only since nothing could show it, and the sentences that say so."""
+    """``gaps``: whether the steps show the time between them (reconstructed ones touch, so they cannot).
+
+    ``parts`` with null where a part is 0 only since nothing could show it, and the sentences that say so."""
     if not parts.height:
         return parts, ["No finished request was recorded: there is no latency to account for."]
     known = {k: pl.lit(f.certain) for k, f in full.items()}
@@ -64,7 +67,7 @@ def seen_parts(
         "queue_room": queue & c("certain"),
         "queue_capacity": queue & c("certain"),
         "queue_unknown": queue,
-        "host_gap": c("steps"),
+        "host_gap": c("steps") & gaps,
         "prefill": c("steps") | (c("scheduled") & c("first")),
         "prefill_interference": c("steps") & modelled,
         "decode": c("steps") | (c("first") & c("last")),
@@ -80,12 +83,10 @@ def seen_parts(
     out = parts.with_columns(
         pl.when(flags[p.name] | (pl.col(p.column) > 0)).then(pl.col(p.column)).alias(p.column) for p in PARTS
     )
-    return out, _sentences(facts, full, modelled, why_no_cost, has_transfer)
+    return out, _sentences(facts, modelled, why_no_cost, has_transfer, gaps)
 
 
-def _sentences(
-    facts: pl.DataFrame, full: dict[tuple[str, int], Fullness], modelled: bool, why_no_cost: str | None, has_transfer: bool
-) -> list[str]:
+def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, has_transfer: bool, gaps: bool) -> list[str]:
     n = facts.height
     said: list[str] = []
 
@@ -105,6 +106,8 @@ def _sentences(
     say(~f["steps"], "no steps are known, so gaps between steps, interference and repeated work are inside prefill and decode.")
     if f["steps"].any() and not modelled:
         said.append(f"Interference: no step cost can be fitted, so mixed steps count as work whole. {why_no_cost or ''}".strip())
+    if f["steps"].any() and not gaps:
+        said.append("Time between steps: the steps were reconstructed from token times and touch, so host time counts as work.")
     if not has_transfer:
         said.append("Transfers: neither moves nor waits were recorded, so time spent carrying data is in other parts.")
     return said
