@@ -229,10 +229,13 @@ class TraceWriter:
         return buffer
 
     def _refuse(self, buffer: _Buffer, rows: int) -> bool:
-        """Whether there is no place for the rows; then they are counted. Call under the lock."""
+        """Whether there is no place for the rows; then they are counted. Call under the lock.
+
+        What comes into an empty buffer is taken whatever its size: it is in memory already.
+        """
         if self._closing:
             _add(self.manifest.rows_dropped, "handed over after close", rows)
-        elif self._background and buffer.rows + rows > _MAX_BUFFERED_ROWS:
+        elif self._background and buffer.rows and buffer.rows + rows > _MAX_BUFFERED_ROWS:
             _add(self.manifest.rows_dropped, f"{buffer.spec.name}: buffer full", rows)
         else:
             return False

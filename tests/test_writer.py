@@ -334,9 +334,12 @@ def test_full_buffer_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     with TraceWriter(tmp_path / "t.trace", manifest()) as w:
         for i in range(4):
             w.append("tokens", [token(i, j) for j in range(4)])
+        w.append_arrow("steps", pa.table({"step": list(range(50))}))  # whole, into an empty buffer
+        w.append("steps", [{"step": 50}])
     trace = hoptrace.open(w.path)
     assert trace.rows("tokens") == 8
-    assert trace.manifest.rows_dropped == {"tokens: buffer full": 8}
+    assert trace.rows("steps") == 50
+    assert trace.manifest.rows_dropped == {"tokens: buffer full": 8, "steps: buffer full": 1}
 
 
 def test_writers_that_are_not_live_drop_nothing_and_leave_parts_of_bounded_size(
