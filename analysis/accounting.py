@@ -111,7 +111,7 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
             why_no_cost = said
         else:
             notes.append(said[0].upper() + said[1:] + ".")
-    by_server = lines(steps_frame, cost)
+    by_server = lines(steps_frame, cost, trace.table("coverage").collect())
     runs = read_runs(residency, by_server)
     requests = read_requests(trace)
     stays = read_stays(trace, requests, runs)

@@ -127,9 +127,15 @@ def _queue(out: Ints, here: Ints, t0: Ints, t1: Ints, full: Fullness) -> None:
 def _between(out: Ints, here: Ints, t0: Ints, t1: Ints, steps: StepLine) -> None:
     if not here.any():
         return
+    length = (t1 - t0)[here]
     running = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
     out[_COLUMN["skipped"], here] += running
-    out[_COLUMN["host_gap"], here] += (t1 - t0)[here] - running
+    seen = length
+    if steps.covered is not None:
+        seen = steps.covered.before(t1[here]) - steps.covered.before(t0[here])
+    # Where nobody recorded steps, no step seen does not mean that none ran.
+    out[_COLUMN["host_gap"], here] += seen - running
+    out[_COLUMN["unexplained"], here] += length - seen
 
 
 def _work(out: Ints, gone: np.ndarray, here: Ints, t0: Ints, t1: Ints, steps: StepLine, phase: str, modelled: bool) -> None:

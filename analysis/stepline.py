@@ -62,7 +62,8 @@ class Interference:
 
 @dataclass(frozen=True)
 class StepLine:
-    """Steps of one (server, rank). ``number`` ascends with time; ``busy`` are their intervals."""
+    """Steps of one (server, rank). ``number`` ascends with time; ``busy`` are their intervals; ``covered`` is when steps were
+    recorded (null: nobody says, so always)."""
 
     server: str
     dp_rank: int
@@ -70,6 +71,7 @@ class StepLine:
     busy: Busy
     prefill: Interference | None
     decode: Interference | None
+    covered: Busy | None = None
 
     def interference(self, phase: str, t: Ints) -> tuple[Ints, Floats]:
         """Interference before t (ns) in steps as `phase` ("prefill", "decode") feels it, and the features that made it."""
@@ -103,7 +105,7 @@ def cost_of(steps: pl.DataFrame) -> tuple[StepCost | None, str]:
     return cost, f"split of mixed steps by a step cost fitted to {n} steps{error}"
 
 
-def lines(steps: pl.DataFrame, cost: StepCost | None) -> dict[tuple[str, int], StepLine]:
+def lines(steps: pl.DataFrame, cost: StepCost | None, coverage: pl.DataFrame | None = None) -> dict[tuple[str, int], StepLine]:
     """One line per (server, rank). Pipeline ranks of one step are joined: a request is in it while any of them works on it."""
     if not steps.height:
         return {}
@@ -122,8 +124,21 @@ def lines(steps: pl.DataFrame, cost: StepCost | None) -> dict[tuple[str, int], S
         number = np.maximum.accumulate(g["step"].to_numpy().astype(np.int64))
         busy = Busy.of(g["start_ns"].to_numpy(), g["end_ns"].to_numpy())
         prefill, decode = _interference(g, busy, cost)
-        out[(str(server), int(rank))] = StepLine(str(server), int(rank), number, busy, prefill, decode)
+        covered = None if coverage is None else _covered(coverage, str(server), busy)
+        out[(str(server), int(rank))] = StepLine(str(server), int(rank), number, busy, prefill, decode, covered)
     return out
+
+
+def _covered(coverage: pl.DataFrame, server: str, busy: Busy) -> Busy | None:
+    """When the server's steps were recorded in full: rows of `coverage` for `steps`, and the steps themselves."""
+    rows = coverage.filter((pl.col("table") == "steps") & (pl.col("server").is_null() | (pl.col("server") == server)))
+    if not rows.height:
+        return None
+    whole = rows.filter(pl.col("to_ns").is_not_null() & (pl.col("fraction").fill_null(1.0) >= 1.0))
+    start = np.concatenate([whole["from_ns"].to_numpy(), busy.start])
+    end = np.concatenate([whole["to_ns"].to_numpy(), busy.end])
+    order = np.lexsort((end, start))
+    return Busy.of(start[order], end[order])
 
 
 def _interference(g: pl.DataFrame, busy: Busy, cost: StepCost | None) -> tuple[Interference | None, Interference | None]:
