@@ -1,12 +1,11 @@
 """A capture of one live server: probe, record, bear the server's death and return, close.
 
-Use it in a program that is asynchronous, or beside one that is not::
+Use it in a program that is asynchronous::
 
     async with Session("http://127.0.0.1:8000", "run.trace", proxy=("127.0.0.1", 0)) as session:
         ... send requests to session.proxy_url
 
-    with attached("http://127.0.0.1:8000", "run.trace", proxy=("127.0.0.1", 0)) as session:
-        ...
+A program that is not asynchronous uses :func:`hoptrace.collectors.attached.attached`.
 
 Nothing in here may harm the server: a collector that fails is counted and tried again, one that is slow skips samples.
 """
@@ -15,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,7 +38,7 @@ from hoptrace.errors import HoptraceError, UsageError
 from hoptrace.manifest import CollectorInfo, Manifest, Server
 from hoptrace.writer import TraceWriter
 
-__all__ = ["PROXY_TABLES", "Session", "Status", "attached", "explain"]
+__all__ = ["PROXY_TABLES", "Session", "Status", "explain"]
 
 PROXY_TABLES = ("requests", "stages", "tokens", "moves", "waits")
 _WATCH_S = 1.0
@@ -397,27 +395,3 @@ async def explain(
         return server, {c.name: await c.probe() for c in collectors}
     finally:
         await api.close()
-
-
-@contextmanager
-def attached(url: str, out: Path | str, **options: Any) -> Iterator[Session]:
-    """A :class:`Session` in a thread with an event loop of its own, for programs that have none. Same arguments, same errors."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="hoptrace-session", daemon=True)
-    thread.start()
-
-    async def make() -> Session:
-        session = Session(url, out, **options)
-        await session.start()
-        return session
-
-    try:
-        session = asyncio.run_coroutine_threadsafe(make(), loop).result()
-        try:
-            yield session
-        finally:
-            asyncio.run_coroutine_threadsafe(session.close(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
