@@ -37,19 +37,21 @@ def command(a: str, b: str, rules: tuple[str, ...], beyond_noise: bool, anyway: 
     import json
     import sys
 
+    from rich.console import Console
+
     import hoptrace
     from hoptrace.analysis.diff import diff
     from hoptrace.analysis.rules import check, parse
 
     parsed = [parse(r) for r in rules]
-    result = diff(hoptrace.open(a), hoptrace.open(b), anyway=anyway)
+    # On a terminal only: a million tokens take seconds.
+    with Console(stderr=True, quiet=quiet).status(f"Comparing {b} with {a} …"):
+        result = diff(hoptrace.open(a), hoptrace.open(b), anyway=anyway)
     outcomes = check(parsed, result, beyond_noise=beyond_noise)
     if as_json:
         json.dump({**result.as_dict(), "rules": [o.as_dict() for o in outcomes]}, sys.stdout, indent=1, ensure_ascii=False)
         click.echo()
     else:
-        from rich.console import Console
-
         from hoptrace.analysis.diff_text import outcome_text, render
 
         console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)

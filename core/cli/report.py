@@ -26,10 +26,13 @@ def command(trace: str, as_json: bool, quiet: bool, width: int | None) -> None:
     import json
     import sys
 
+    from rich.console import Console
+
     import hoptrace
     from hoptrace.analysis.report import report
 
-    result = report(hoptrace.open(trace))
+    with Console(stderr=True, quiet=quiet).status(f"Reading {trace} …"):
+        result = report(hoptrace.open(trace))
     if as_json:
         json.dump(result.as_dict(), sys.stdout, indent=1, ensure_ascii=False)
         click.echo()
@@ -37,8 +40,6 @@ def command(trace: str, as_json: bool, quiet: bool, width: int | None) -> None:
     if quiet:
         click.echo(result.headline)
         return
-    from rich.console import Console
-
     from hoptrace.analysis.report_text import print_report
 
     # Piped into a file there is no terminal to ask: 110 columns hold every table.
