@@ -17,7 +17,7 @@ import polars as pl
 from hoptrace import metrics, schema
 from hoptrace.kv import step_bytes
 from hoptrace.manifest import Server
-from hoptrace.reconstruct_cluster import cluster, hides_steps, typical_step_ns
+from hoptrace.reconstruct_cluster import cluster, hides_steps, mixes, typical_step_ns
 from hoptrace.reconstruct_prefill import Placed, Prompt, first_steps, place, step_starts
 from hoptrace.reconstruct_rows import decode_shares, lay_out, residency_rows, step_rows
 
@@ -67,7 +67,7 @@ def store_steps(writer: TraceWriter, steps: Steps) -> None:
     writer.append("coverage", rows)
     if steps.note:
         note = steps.note
-        writer.update(lambda m: m.notes.append(note))
+        writer.update(lambda m: None if note in m.notes else m.notes.append(note))
 
 
 _PREFIX = "Steps were reconstructed"
@@ -86,13 +86,21 @@ def reconstruct(trace: Trace) -> Steps:
     all_steps, all_runs, notes = [], [], []
     for (name,), mine in units.group_by(["server"], maintain_order=True):
         server = trace.manifest.server(str(name)) or Server.model_validate({"name": str(name)})
-        part = reads.filter(pl.col("server") == name)
+        part = reads.filter(pl.col("server") == name).sort("unit", "index")
+        part = part.with_columns(pl.col("count").fill_null(1).alias("tokens"))
         if part.is_empty():
+            continue
+        if not _mixes(part):
+            notes.append(
+                f"{name} computes prompts in iterations of their own: its tokens do not tell its steps, so none are given."
+            )
             continue
         steps, runs, remarks = _one_server(server, mine, part)
         all_steps.append(step_bytes(steps, server))
         all_runs.append(runs)
         notes += remarks
+    if not all_steps:
+        return Steps(_empty("steps"), _empty("residency"), "", " ".join(notes) or None)
     note = f"{_PREFIX} from token times: a step ends when its last token was seen." + "".join(f" {n}" for n in notes)
     return Steps(
         pl.concat(all_steps).sort("server", "step"),
@@ -100,6 +108,11 @@ def reconstruct(trace: Trace) -> Steps:
         "reconstructed",
         note,
     )
+
+
+def _mixes(reads: pl.DataFrame) -> bool:
+    unit, time, count = (reads[c].to_numpy() for c in ("unit", "time_ns", "tokens"))
+    return mixes(unit, time, typical_step_ns(unit, time, count))
 
 
 def _units(trace: Trace) -> pl.DataFrame:
@@ -140,7 +153,6 @@ def _units(trace: Trace) -> pl.DataFrame:
 
 
 def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    reads = reads.sort("unit", "index").with_columns(pl.col("count").fill_null(1).alias("tokens"))
     unit, time, count = (reads[c].to_numpy() for c in ("unit", "time_ns", "tokens"))
     hidden = hides_steps(unit, time, count)
     order = np.lexsort((unit, time))
@@ -196,6 +208,8 @@ def _remarks(seen: _Ints, placed: Placed, reads: pl.DataFrame, units: pl.DataFra
         notes.append(f"{n} steps lie between two tokens that came together; their time is an even share.")
     if n := sum(placed.extra.values()):
         notes.append(f"{n} steps without a token were inferred from prompts longer than the batch.")
+    if n := int((reads.group_by("unit", maintain_order=True).first()["tokens"] - 1).sum()):
+        notes.append(f"{n} tokens came along with a request's first one; the steps that made them are not told.")
     if placed.over:
         notes.append(f"{placed.over} prompts exceed the batch that the manifest states.")
     if n := reads["count"].null_count():

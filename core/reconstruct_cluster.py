@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["cluster", "hides_steps", "typical_step_ns"]
+__all__ = ["cluster", "hides_steps", "mixes", "typical_step_ns"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -42,6 +42,23 @@ def hides_steps(unit: _Ints, time: _Ints, count: _Ints) -> bool:
     return bool(np.median(gap[several] / n[several]) > 0.6 * np.median(gap[~several]))
 
 
+def mixes(unit: _Ints, time: _Ints, step_ns: int) -> bool:
+    """Whether the engine computes prompts in the iterations of its decoders, as the law supposes (llama.cpp, vLLM with chunked
+    prefill): then first tokens come together with tokens of those who generate. False if most do not; ``unit`` and ``time``
+    sorted by unit.
+    """
+    opening = np.concatenate(([True], unit[1:] != unit[:-1]))
+    first, last = time[opening], time[np.concatenate((opening[1:], [True]))]
+    others = np.sort(time[~opening])
+    generating = np.searchsorted(np.sort(first), first, side="left") - np.searchsorted(np.sort(last), first, side="right")
+    asked = first[generating > 0]
+    if len(asked) < 5 or len(others) < 2:
+        return True
+    after = np.clip(np.searchsorted(others, asked), 1, len(others) - 1)
+    nearest = np.minimum(np.abs(others[after] - asked), np.abs(asked - others[after - 1]))
+    return bool((nearest <= 2 * TOGETHER * step_ns).mean() >= 0.5)
+
+
 def cluster(
     unit: _Ints, time: _Ints, count: _Ints, units: int, *, hidden: bool, step_ns: int
 ) -> tuple[_Ints, _Ints, _Ints, _Ints]:
@@ -62,7 +79,8 @@ def cluster(
 
         run = njit(cache=True)(_cluster)
     most = int(count.sum()) if hidden else len(unit)
-    step, first, last, seen = run(unit, time, count, units, hidden, int(TOGETHER * step_ns), most)
+    together, late = int(TOGETHER * step_ns), int(LATE * step_ns)
+    step, first, last, seen = run(unit, time, count, units, hidden, together, late, most)
     return step, first, _usual_end(first, last, np.bincount(step, minlength=len(first))), seen
 
 
@@ -78,7 +96,7 @@ def _usual_end(first: _Ints, last: _Ints, reads: _Ints) -> _Ints:
 
 
 def _cluster(
-    unit: _Ints, time: _Ints, count: _Ints, units: int, hidden: bool, together_ns: int, most: int
+    unit: _Ints, time: _Ints, count: _Ints, units: int, hidden: bool, together_ns: int, late_ns: int, most: int
 ) -> tuple[_Ints, _Ints, _Ints, _Ints]:
     step = np.empty(len(unit), dtype=np.int64)
     last_step = np.full(units, -1, dtype=np.int64)
@@ -86,6 +104,7 @@ def _cluster(
     first = np.zeros(most + 1, dtype=np.int64)
     end = np.zeros(most + 1, dtype=np.int64)
     seen = np.ones(most + 1, dtype=np.int64)
+    only_firsts = False  # nobody but requests with their first token is in the current iteration
     now = -1
     for i in range(len(unit)):
         u = unit[i]
@@ -106,8 +125,20 @@ def _cluster(
                     # It sat out some iterations: the law does not hold for it (preempted, or a server of another kind).
                     s = now
                 else:
+                    if only_firsts and due == now and now > 0 and first[now] - first[now - 1] <= late_ns:
+                        # It generates, and yet was not in the current iteration: that was no iteration, but a first token that
+                        # was late for the one before.
+                        j = i - 1
+                        while j >= 0 and time[j] >= first[now]:
+                            if step[j] == now:
+                                step[j] = now - 1
+                                last_step[unit[j]] = now - 1
+                            j -= 1
+                        end[now - 1] = max(end[now - 1], end[now])
+                        now -= 1
                     due = now + 1
         if s < 0:
+            only_firsts = before < 0
             # A new iteration, and before it those that nobody's token shows.
             new = max(due - now, 1) if now >= 0 else 1
             base = end[now] if now >= 0 else t
@@ -117,8 +148,9 @@ def _cluster(
                 end[now] = first[now]
                 seen[now] = 1 if j == new else 0
             s = now
-        elif s == now and t > end[now]:
-            end[now] = t
+        elif s == now:
+            only_firsts = only_firsts and before < 0
+            end[now] = max(end[now], t)
         step[i] = s
         last_step[u] = s
         last_time[u] = t

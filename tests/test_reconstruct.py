@@ -1,0 +1,296 @@
+"""Steps from token times: exact without jitter, within stated bounds with it, and honest about what cannot be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.synthetic import COST, START_NS, Synthetic, synthetic_trace
+
+import hoptrace
+from hoptrace import metrics, reconstruct_cluster
+from hoptrace.manifest import Manifest, Server
+from hoptrace.reader import Trace
+from hoptrace.reconstruct import reconstruct, steps_of, store_steps
+from hoptrace.reconstruct_cluster import cluster
+from hoptrace.stepcost import fit
+from hoptrace.writer import TraceWriter
+
+COMPOSITION = [
+    "step", "prefill_requests", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_tokens",
+    "decode_context_tokens",
+]  # fmt: skip
+ALL = [*COMPOSITION, "start_ns", "end_ns", "running", "waiting"]
+
+
+def exact(made: Synthetic, columns: list[str] = ALL) -> None:
+    got = steps_of(made.trace)
+    assert got.origin == "reconstructed" and got.note and got.note.startswith("Steps were reconstructed")
+    assert got.steps.select(columns).equals(made.steps.select(columns))
+    assert got.residency.select(made.residency.columns).equals(made.residency)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rate_per_s": 0.2}, {"rate_per_s": 2.0}, {"slots": 1}, {"slots": 8, "seed": 5, "rate_per_s": 4.0}, {"cached": 20},
+        {"output": (1, 1)}, {"noise": 0.3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_true_steps_are_recovered_exactly_without_jitter(tmp_path: Path, settings: dict[str, Any]) -> None:
+    exact(synthetic_trace(tmp_path / "t.trace", **settings))
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10**6), slots=st.integers(1, 6), rate=st.sampled_from([0.1, 0.5, 3.0]), cached=st.sampled_from([0, 3]),
+    noise=st.sampled_from([0.0, 0.2]),
+)  # fmt: skip
+def test_any_engine_is_recovered(
+    seed: int, slots: int, rate: float, cached: int, noise: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    exact(
+        synthetic_trace(
+            tmp_path_factory.mktemp("t") / "t.trace",
+            requests=15,
+            slots=slots,
+            seed=seed,
+            rate_per_s=rate,
+            cached=cached,
+            noise=noise,
+        )
+    )
+
+
+def test_long_prompts_are_split_by_the_batch(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", batch=64, slots=1, rate_per_s=0.2)
+    got = steps_of(made.trace)
+    assert got.steps.select(COMPOSITION).equals(made.steps.select(COMPOSITION))
+    assert (made.steps["prefill_tokens"] == 64).sum() > 20
+    assert "inferred from prompts longer than the batch" in (got.note or "")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_that_share_a_small_batch_are_told_apart(tmp_path: Path, seed: int) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", batch=64, seed=seed)
+    got = steps_of(made.trace)
+    assert got.steps.select(COMPOSITION).equals(made.steps.select(COMPOSITION))
+
+
+def test_without_the_servers_timings_the_pick_up_is_inferred(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", timings=False, rate_per_s=0.3)
+    got = steps_of(made.trace)
+    assert got.steps.select(COMPOSITION).equals(made.steps.select(COMPOSITION))
+    assert "did not tell when it began" in (got.note or "")
+
+
+@pytest.mark.parametrize("jitter_ms", [0.3, 1.0])
+def test_jitter_moves_times_not_the_composition(tmp_path: Path, jitter_ms: float) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", requests=80, jitter_ns=jitter_ms * 1e6, seed=2)
+    got = steps_of(made.trace).steps
+    truth = made.steps
+    assert got.select(COMPOSITION).equals(truth.select(COMPOSITION))
+    late = (got["end_ns"] - truth["end_ns"]).to_numpy()
+    assert (late >= 0).all() and np.median(late) < 3 * jitter_ms * 1e6
+
+
+def test_jitter_of_a_fifth_of_a_step_adds_at_most_one_step_in_a_hundred(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", requests=80, jitter_ns=3e6, seed=2)
+    got = steps_of(made.trace).steps
+    assert abs(got.height - made.steps.height) <= 0.01 * made.steps.height
+    for column in ("prefill_tokens", "decode_tokens", "decode_context_tokens"):
+        assert got[column].sum() == made.steps[column].sum()
+
+
+def test_an_engine_that_prefills_apart_is_not_reconstructed(tmp_path: Path) -> None:
+    """Prompts in iterations of their own, decoders pausing: the law of one token per iteration does not hold, so no steps are
+    told."""
+    ms = 1_000_000
+    now = START_NS
+    times: dict[int, list[int]] = {}
+    for _ in range(200):
+        if len(times) < 20 and len(times) * 8 <= sum(len(t) for t in times.values()):
+            now += 150 * ms
+            times[len(times)] = [now]
+        now += 20 * ms
+        for t in times.values():
+            if len(t) < 30 and t[-1] < now:
+                t.append(now)
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False) as w:
+        for r, stamps in times.items():
+            w.append("requests", [{"request": r, "arrival_ns": START_NS, "prompt_tokens": 100, "source": "t"}])
+            w.append(
+                "tokens", [{"request": r, "index": i, "time_ns": t, "count": 1, "source": "t"} for i, t in enumerate(stamps)]
+            )
+    got = steps_of(hoptrace.open(tmp_path / "t.trace"))
+    assert got.steps.is_empty() and "iterations of their own" in (got.note or "")
+
+
+def test_tokens_held_back_hide_steps_and_are_spread(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", chunk=3, slots=1, rate_per_s=0.2)
+    got = steps_of(made.trace)
+    assert got.steps.select(COMPOSITION).equals(made.steps.select(COMPOSITION))
+    assert "their time is an even share" in (got.note or "")
+    error = (got.steps["end_ns"] - made.steps["end_ns"]).abs()
+    assert error.max() < 100_000  # the steps differ by their context alone
+
+
+def test_accepted_drafts_are_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "t.trace"
+    ms = 1_000_000
+    with TraceWriter(path, Manifest(origin="recorded", servers=[Server.model_validate({"name": "s"})]), background=False) as w:
+        w.append("requests", [{"request": 0, "arrival_ns": START_NS, "prompt_tokens": 5, "source": "t"}])
+        w.append(
+            "stages", [{"request": 0, "stage": 0, "server": "s", "scheduled_ns": START_NS, "cached_tokens": 0, "source": "t"}]
+        )
+        index = 0
+        for i, n in enumerate([1, 1, 3, 1, 4, 1, 2]):
+            w.append(
+                "tokens", [{"request": 0, "index": index, "time_ns": START_NS + (i + 1) * 20 * ms, "count": n, "source": "t"}]
+            )
+            index += n
+    got = steps_of(hoptrace.open(path)).steps
+    assert got["decode_tokens"].to_list() == [0, 1, 3, 1, 4, 1, 2]
+    assert got["decode_requests"].to_list() == [0, 1, 1, 1, 1, 1, 1]
+    assert got["decode_context_tokens"].to_list() == [0, 5, 6, 9, 10, 14, 15]
+
+
+def test_an_unknown_prompt_leaves_its_steps_unknown(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "a.trace", requests=3, slots=1)
+    path = tmp_path / "b.trace"
+    with TraceWriter(path, made.trace.manifest.model_copy(update={"tables": {}}), background=False) as w:
+        for name in ("stages", "tokens"):
+            w.append_arrow(name, made.trace.table(name).collect().to_arrow())
+        unknown = pl.when(pl.col("request") == 1).then(None).otherwise(pl.col("prompt_tokens")).alias("prompt_tokens")
+        w.append_arrow("requests", made.trace.table("requests").with_columns(unknown).collect().to_arrow())
+    got = steps_of(hoptrace.open(path))
+    assert got.steps.height == made.steps.height
+    assert got.steps["prefill_tokens"].null_count() == 1
+    decoded = made.residency.filter((pl.col("request") == 1) & (pl.col("phase") == "decode"))
+    assert got.steps["decode_context_tokens"].null_count() == int((decoded["last_step"] - decoded["first_step"] + 1).sum())
+    assert "prompt's length is unknown" in (got.note or "")
+
+
+def test_stored_steps_are_given_as_they_are(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "t.trace", requests=5, store_steps=True)
+    got = steps_of(made.trace)
+    assert got.origin == "observed" and got.note is None
+    assert got.steps.select(ALL).equals(made.steps.select(ALL))
+
+
+def test_what_is_stored_is_read_back(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "a.trace", requests=8)
+    steps = reconstruct(made.trace)
+    path = tmp_path / "b.trace"
+    with TraceWriter(path, Manifest(origin="recorded"), background=False) as w:
+        store_steps(w, steps)
+    back = steps_of(hoptrace.open(path))
+    assert back.steps.equals(steps.steps) and back.residency.equals(steps.residency)
+    assert (back.origin, back.note) == ("reconstructed", steps.note)
+    covered = hoptrace.open(path).table("coverage").collect()
+    assert covered["table"].to_list() == ["steps", "residency"]
+    assert covered["from_ns"].unique().to_list() == [steps.steps["start_ns"].min()]
+
+
+def test_no_tokens_give_no_steps_and_a_reason(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False) as w:
+        w.append("requests", [{"request": 0, "arrival_ns": 5, "source": "t"}])
+    got = steps_of(hoptrace.open(tmp_path / "t.trace"))
+    assert got.steps.is_empty() and got.residency.is_empty() and got.origin == "" and "No token times" in (got.note or "")
+
+
+def test_laws_hold_on_hostile_tokens(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False) as w:
+        for r in range(60):
+            n = int(rng.integers(1, 30))
+            times = START_NS + np.sort(rng.integers(0, 10**9, n))
+            w.append(
+                "requests", [{"request": r, "arrival_ns": START_NS, "prompt_tokens": int(rng.integers(0, 9000)), "source": "t"}]
+            )
+            w.append("stages", [{"request": r, "stage": 0, "server": f"s{r % 2}",
+                                 "scheduled_ns": int(rng.integers(START_NS, START_NS + 10**9)),
+                                 "source": "t"}])  # fmt: skip
+            w.append("tokens", [{"request": r, "index": i, "time_ns": int(t), "count": 1, "coalesced": bool(rng.random() < 0.1),
+                                 "source": "t"} for i, t in enumerate(times)])  # fmt: skip
+    laws(hoptrace.open(tmp_path / "t.trace"))
+
+
+def laws(trace: Trace) -> None:
+    got = steps_of(trace)
+    for _, s in got.steps.group_by("server", maintain_order=True):
+        assert s["step"].to_list() == list(range(s.height))
+        assert (s["end_ns"] >= s["start_ns"]).all()
+        assert (s["start_ns"][1:] >= s["end_ns"][:-1]).all()
+        assert (s["running"] >= 1).all() and (s["waiting"] >= 0).all()
+    prompts = trace.table("requests").join(trace.table("stages").select("request", "cached_tokens"), on="request").collect()
+    computed = (prompts["prompt_tokens"] - prompts["cached_tokens"].fill_null(0)).clip(lower_bound=1).sum()
+    assert got.steps["prefill_tokens"].sum() == computed
+    made = got.residency.filter(pl.col("phase") == "decode")
+    assert ((made["last_step"] - made["first_step"] + 1) * made["tokens_per_step"]).sum() == got.steps["decode_tokens"].sum()
+    came_first = metrics.reads(trace.table("tokens")).group_by("request").agg(pl.col("count").first()).collect()["count"].sum()
+    assert got.steps["decode_tokens"].sum() + came_first == trace.rows("tokens")
+
+
+def test_laws_hold_on_jittered_and_chunked_traces(tmp_path: Path) -> None:
+    laws(synthetic_trace(tmp_path / "a.trace", jitter_ns=8e6, seed=4).trace)
+    laws(synthetic_trace(tmp_path / "b.trace", batch=64, jitter_ns=2e6, rate_per_s=5, seed=4).trace)
+
+
+def test_numba_and_python_number_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    time = np.sort(rng.integers(0, 10**9, 3000))
+    unit, count = rng.integers(0, 9, 3000), rng.integers(1, 4, 3000)
+    for hidden in (False, True):
+        python = cluster(unit, time, count, 9, hidden=hidden, step_ns=5_000_000)
+        monkeypatch.setattr(reconstruct_cluster, "_COMPILE_FROM", 0)
+        compiled = cluster(unit, time, count, 9, hidden=hidden, step_ns=5_000_000)
+        monkeypatch.undo()
+        for a, b in zip(python, compiled, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_four_slots_tell_what_one_slot_costs(tmp_path: Path) -> None:
+    """The demo's question: a capture with four slots predicts the steps of one slot."""
+    four = synthetic_trace(tmp_path / "four.trace", requests=120, slots=4, rate_per_s=0.7, noise=0.15, jitter_ns=3e5, seed=11)
+    one = synthetic_trace(tmp_path / "one.trace", requests=30, slots=1, rate_per_s=0.7, seed=12)
+    cost = fit(steps_of(four.trace).steps)
+    predicted = cost.cost_ns_array(one.steps)
+    true = (one.steps["end_ns"] - one.steps["start_ns"]).to_numpy()
+    assert predicted.sum() / true.sum() == pytest.approx(1, abs=0.05)
+    decode = (one.steps["prefill_tokens"] == 0).to_numpy()
+    assert predicted[decode].sum() / true[decode].sum() == pytest.approx(1, abs=0.06)
+    assert COST.coefficients_ps["prefill_tokens"] == pytest.approx(cost.coefficients_ps["prefill_tokens"], rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("name", "iterations", "prompt_tokens", "slot_iterations"),
+    # What llama.cpp's own counters said after the capture: n_decode_total, prompt_tokens_total, and n_busy_slots_per_decode
+    # (2.66344 and
+    # 1) × n_decode_total.
+    [("llamacpp_four_slots", 517, 3306, 1377), ("llamacpp_one_slot", 1377, 3291, 1377)],
+)
+def test_a_real_capture_agrees_with_the_servers_own_counters(
+    tmp_path: Path, name: str, iterations: int, prompt_tokens: int, slot_iterations: int
+) -> None:
+    """SmolLM2-135M on one core, 40 requests through the proxy on a busy machine: every iteration is found, none invented."""
+    server = Server.model_validate({"name": "llama", "max_batched_tokens": 2048})
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded", servers=[server]), background=False) as w:
+        for table in ("requests", "stages", "tokens"):
+            w.append_arrow(table, pl.read_parquet(Path(__file__).parent / "data" / name / f"{table}.parquet").to_arrow())
+    trace = hoptrace.open(tmp_path / "t.trace")
+    got = steps_of(trace).steps
+    assert got.height == iterations
+    assert got["prefill_tokens"].sum() == prompt_tokens
+    assert (got["decode_requests"] + got["prefill_requests"]).sum() == slot_iterations
+    laws(trace)
+    cost = fit(got)
+    # Neighbours on the machine made the same step take 12 to 60 ms; the mean is right all the same.
+    assert abs(cost.error["bias"]) < 0.03 and cost.error["p50"] < 0.35
+    assert 8e6 < cost.cost_ns(decode_requests=1, decode_context_tokens=100) < 20e6
