@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.synthetic import synthetic_trace
 
@@ -158,6 +158,7 @@ def test_sql_gives_the_same_figures(tmp_path: Path) -> None:
     same(synthetic_trace(tmp_path / "t.trace", requests=30, jitter_ns=2e6, chunk=3, seed=3).trace)
 
 
+@settings(max_examples=25)  # each writes a trace
 @given(
     data=st.lists(
         st.tuples(
