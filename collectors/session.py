@@ -5,7 +5,7 @@ Use it in a program that is asynchronous::
     async with Session("http://127.0.0.1:8000", "run.trace", proxy=("127.0.0.1", 0)) as session:
         ... send requests to session.proxy_url
 
-A program that is not asynchronous uses :func:`hoptrace.collectors.attached.attached`.
+A program that is not asynchronous uses :func:`attached`.
 
 Nothing in here may harm the server: a collector that fails is counted and tried again, one that is slow skips samples.
 """
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from hoptrace.errors import HoptraceError, UsageError
 from hoptrace.manifest import CollectorInfo, Manifest, Server
 from hoptrace.writer import TraceWriter
 
-__all__ = ["PROXY_TABLES", "Session", "Status", "explain"]
+__all__ = ["PROXY_TABLES", "Session", "Status", "attached", "finder"]
 
 PROXY_TABLES = ("requests", "stages", "tokens", "moves", "waits")
 _WATCH_S = 1.0
@@ -182,7 +183,7 @@ class Session:
         if self._pid is None:
             self.findings["process"] = Finding(False, "turned off by --pid none")
         else:
-            found.append(ProcessCollector(_finder(self._pid, self._api.url), self._host, self._writer))
+            found.append(ProcessCollector(finder(self._pid, self._api.url), self._host, self._writer))
         return found
 
     def _manifest(self, server: Server, notes: list[str]) -> Manifest:
@@ -342,7 +343,8 @@ class Session:
             error.add_note(str(e))
 
 
-def _finder(pid: int | Literal["auto"], url: str) -> Callable[[], Found]:
+def finder(pid: int | Literal["auto"], url: str) -> Callable[[], Found]:
+    """How the process collector finds the server's process."""
     return partial(find_listener, url) if pid == "auto" else fixed(pid)
 
 
@@ -375,23 +377,25 @@ def _store_steps(writer: TraceWriter) -> str | None:
     return None if steps.steps.height else steps.note
 
 
-async def explain(
-    url: str, *, pid: int | Literal["auto"] | None = "auto", key: str | None = None
-) -> tuple[Server, dict[str, Finding]]:
-    """What a session could record, without recording: the server as it describes itself, and each collector's finding."""
-    api = Api(url, key)
+@contextmanager
+def attached(url: str, out: Path | str, **options: Any) -> Iterator[Session]:
+    """A :class:`Session` in a thread with an event loop of its own, for programs that have none. Same arguments, same errors."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="hoptrace-session", daemon=True)
+    thread.start()
+
+    async def make() -> Session:
+        session = Session(url, out, **options)
+        await session.start()
+        return session
+
     try:
-        server = await identify(api)
-        if server.engine == "llama.cpp":
-            await llamacpp.describe(api, server)
-        host = own_host()
-        collectors: list[Collector] = []
-        if server.engine == "llama.cpp":
-            collectors += [
-                llamacpp.MetricsCollector(api, server.name, host, None), llamacpp.SlotsCollector(api, server.name, host, None),
-            ]  # fmt: skip
-        if pid is not None:
-            collectors.append(ProcessCollector(_finder(pid, api.url), host, None))
-        return server, {c.name: await c.probe() for c in collectors}
+        session = asyncio.run_coroutine_threadsafe(make(), loop).result()
+        try:
+            yield session
+        finally:
+            asyncio.run_coroutine_threadsafe(session.close(), loop).result()
     finally:
-        await api.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

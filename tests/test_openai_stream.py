@@ -108,8 +108,9 @@ def test_a_token_without_text_counts_where_totals_tell_of_it() -> None:
 
 def test_b24_reasoning_tokens_are_within_completion_tokens() -> None:
     (chunk,) = decode(
-        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 100, "completion_tokens_details": {"reasoning_tokens": 40},
-                          "prompt_tokens_details": {"cached_tokens": 5}}}
+        {"choices": [], "usage": {
+            "prompt_tokens": 7, "completion_tokens": 100, "completion_tokens_details": {"reasoning_tokens": 40},
+            "prompt_tokens_details": {"cached_tokens": 5}}}
     )  # fmt: skip
     assert chunk.usage == Usage(prompt=7, output=100, reasoning=40, cached=5)
     assert chunk.emissions == ()
@@ -164,7 +165,8 @@ def test_tool_calls_and_refusals_are_visible() -> None:
 
 def test_whole_answers() -> None:
     answer = StreamDecoder().object(
-        {"id": "a", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+        {"id": "a", "model": "m",
+         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
          "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     )  # fmt: skip
     assert (answer.id, answer.model, answer.usage) == ("a", "m", Usage(3, 2))

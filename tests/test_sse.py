@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ def parse(data: bytes, *cuts: int, limit: int = 4 << 20) -> tuple[list[ServerSen
     parser = SSEParser(limit)
     events: list[ServerSentEvent] = []
     edges = [0, *sorted(cuts), len(data)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         events += parser.feed(data[a:b])
     events += parser.close()
     return events, parser.overflows
@@ -110,11 +112,10 @@ def test_events_do_not_depend_on_the_split(
     assert parse(data, *range(len(data)), limit=limit) == whole
 
 
-@given(
-    st.lists(
-        st.text(alphabet=st.characters(blacklist_characters="\r\n\ufeff", blacklist_categories=("Cs",)), min_size=1), max_size=20
-    )
-)
+_TEXT = st.characters(blacklist_characters="\r\n\ufeff", blacklist_categories=("Cs",))
+
+
+@given(st.lists(st.text(alphabet=_TEXT, min_size=1), max_size=20))
 def test_what_is_sent_is_what_is_read(texts: list[str]) -> None:
     data = b"".join(f"data: {t}\n\n".encode() for t in texts)
     assert [e.data for e in parse(data)[0]] == texts

@@ -125,7 +125,7 @@ def command(
         raise UsageError(f"The environment variable {key_env} is not set.", hint="Set it to the server's API key.")
     pid = None if pid == "none" else pid
     if explain:
-        from hoptrace.collectors.session import explain as look
+        from hoptrace.collectors.explain import explain as look
 
         server, findings = asyncio.run(look(url, pid=pid, key=key))
         click.echo(explained(server, findings, as_json))
