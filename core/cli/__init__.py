@@ -114,10 +114,11 @@ def main() -> None:
 
 
 def _in_words(e: Exception) -> str:
-    """One sentence for what no code of ours foresaw: a damaged page inside a Parquet file, a full disk, or a fault of hoptrace."""
+    """One sentence for what no code of ours foresaw: a damaged page in a Parquet file, a full disk, a fault of hoptrace."""
     first = (str(e).strip().splitlines() or [""])[0][:300]
     if isinstance(e, OSError):
         return f"{e.filename}: {e.strerror}." if e.filename and e.strerror else f"{first}."
     if type(e).__module__.split(".")[0] in ("polars", "pyarrow", "duckdb"):
         return f"A file of the trace is damaged ({first}). Run `hoptrace validate` on it, and restore it from a copy."
-    return f"This is a fault of hoptrace, not yours: {type(e).__name__}: {first}. Run it again with --debug and report what it prints."
+    what = f"{type(e).__name__}: {first}"
+    return f"This is a fault of hoptrace, not yours: {what}. Run it again with --debug and report what it prints."
