@@ -171,7 +171,7 @@ def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
         out += m.replay.warnings
     if a.failed:
         out.append(f"{counted(a.failed, 'request')} failed: counted, but in no figure of latency.")
-    if a.unfinished:
+    if a.unfinished and a.finished + a.failed:  # else the headline says that it is a workload
         out.append(f"{counted(a.unfinished, 'request')} had not finished: counted, but in no figure of latency.")
     foreign = arranged.os.foreign_cpu_share if arranged.os is not None else None
     if foreign is not None and foreign > _FOREIGN:

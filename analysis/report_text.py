@@ -142,7 +142,7 @@ def _tail(report: Report) -> Text:
 def _ledger(report: Report) -> list[RenderableType]:
     book = report.ledger
     per = f"per output token ({counted(book.output_tokens, 'token')})" if book.output_tokens else "in all"
-    blocks: list[RenderableType] = [_title("What moved", per)]
+    blocks: list[RenderableType] = [_title("What moved", per if book.rows.height else "")]
     if not book.rows.height:
         return [*blocks, Text("No moves are known.")]
     table = _table("object", "bytes", "transfers", "hops", "total", left=("way", "basis"))
