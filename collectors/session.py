@@ -42,8 +42,7 @@ from hoptrace.writer import TraceWriter
 __all__ = ["PROXY_TABLES", "Session", "Status", "attached", "finder"]
 
 PROXY_TABLES = ("requests", "stages", "tokens", "moves", "waits")
-_WATCH_S = 1.0
-_SOURCE = "session"
+_WATCH_S, _SOURCE = 1.0, "session"
 
 
 @dataclass(slots=True)
