@@ -1,0 +1,230 @@
+"""The load generator: what it sends, when, and what it says of answers that go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from support.workloads import MS, make, store
+
+from hoptrace.errors import EnvironmentProblem
+from hoptrace.replay.drive import drive
+from hoptrace.replay.prompts import WORDS, Calibration, prompts, sizes
+
+Answer = Callable[[dict[str, Any], web.StreamResponse], Awaitable[None]]
+
+
+async def plain(body: dict[str, Any], out: web.StreamResponse) -> None:
+    """As many chunks as were asked for, usage, the end."""
+    for _ in range(body["max_tokens"]):
+        await out.write(b'data: {"choices": [{"index": 0, "text": " x"}]}\n\n')
+    usage = {"prompt_tokens": 1 + 2 * len(body["prompt"].split()), "completion_tokens": body["max_tokens"]}
+    await out.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+
+
+class Server:
+    """An OpenAI-compatible server whose tokenizer makes two tokens of a word, after one start token."""
+
+    def __init__(self, answer: Answer = plain, *, tokenizer: bool = True, status: int = 200) -> None:
+        self.answer, self.tokenizer, self.status = answer, tokenizer, status
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.url = ""
+        self.now = self.most = 0
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "toy"}]})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"tokens": [0] * (1 + 2 * len(body["content"].split()))})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if not body.get("stream"):
+            return web.json_response({"usage": {"prompt_tokens": 1 + 2 * len(body["prompt"].split())}})
+        self.bodies.append(body)
+        self.headers.append({k.lower(): v for k, v in request.headers.items()})
+        if self.status != 200:
+            return web.json_response({"error": {"message": "too long"}}, status=self.status)
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.answer(body, out)
+        finally:
+            self.now -= 1
+        return out
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Server]:
+        app = web.Application()
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/completions", self.complete)
+        if self.tokenizer:
+            app.router.add_post("/tokenize", self.tokenize)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+WORK = make((0, 21, 3), (20 * MS, 41, 2), (40 * MS, 9, 4))
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+async def test_lengths_are_what_the_trace_says(tokenizer: bool) -> None:
+    async with Server(tokenizer=tokenizer).running() as s:
+        done: list[int] = []
+        r = await drive(WORK, s.url, progress=done.append)
+    assert (r.sent, r.failed, r.errors, r.planned) == (3, 0, [], 3)
+    assert (r.calibration.base, r.calibration.per_word) == (1.0, 2.0)
+    assert [x.prompt_tokens for x in r.records] == [21, 41, 9]
+    assert [x.output_tokens for x in r.records] == [3, 2, 4]
+    assert done == [1, 2, 3]
+    by_length = sorted(s.bodies, key=lambda b: b["max_tokens"])
+    assert [b["max_tokens"] for b in by_length] == [2, 3, 4]
+    for body in s.bodies:
+        assert body["ignore_eos"] is True and body["temperature"] == 0 and body["model"] == "toy"
+        assert "cache_prompt" not in body
+        assert set(body["prompt"].split()) <= set(WORDS)
+
+
+async def test_headers_say_when_it_was_meant_and_when_it_was_sent() -> None:
+    async with Server().running() as s:
+        before = time.time_ns()
+        r = await drive(WORK, s.url, rate=2)
+        after = time.time_ns()
+    told = {h["x-request-id"]: (int(h["x-hoptrace-intended-ns"]), int(h["x-hoptrace-sent-ns"])) for h in s.headers}
+    assert set(told) == {"hoptrace-0", "hoptrace-1", "hoptrace-2"}
+    intended = [told[f"hoptrace-{i}"][0] for i in range(3)]
+    assert [t - intended[0] for t in intended] == [0, 10 * MS, 20 * MS]
+    for x in r.records:
+        assert told[f"hoptrace-{x.request}"] == (x.intended_ns, x.sent_ns)
+        assert before <= x.intended_ns <= x.sent_ns <= x.first_token_ns <= x.finish_ns <= after  # type: ignore[operator]
+
+
+async def test_an_open_loop_does_not_wait_for_answers_and_a_bound_holds() -> None:
+    gate = asyncio.Event()
+
+    async def slow(body: dict[str, Any], out: web.StreamResponse) -> None:
+        await gate.wait()
+        await plain(body, out)
+
+    work = make(*((0, 5, 1) for _ in range(6)))
+    server = Server(slow)
+    async with server.running() as s:
+        going = asyncio.create_task(drive(work, s.url))
+        while s.now < 6:
+            await asyncio.sleep(0.01)
+        gate.set()
+        assert (await going).failed == 0
+        assert s.most == 6
+        s.most = 0
+        await drive(work, s.url, max_concurrency=2)
+        assert s.most <= 2
+
+
+async def test_scales_caps_and_limit() -> None:
+    async with Server().running() as s:
+        r = await drive(WORK, s.url, limit=2, prompt_scale=2, max_prompt_tokens=51, output_scale=0.4, max_output_tokens=1)
+    assert [x.prompt_tokens for x in r.records] == [41, 51]
+    assert [b["max_tokens"] for b in s.bodies] == [1, 1]
+
+
+async def test_failures_are_reported_by_reason() -> None:
+    async def broken(body: dict[str, Any], out: web.StreamResponse) -> None:
+        await out.write(b'data: {"choices": [{"index": 0, "text": " x"}]}\n\n')
+
+    async def failing(body: dict[str, Any], out: web.StreamResponse) -> None:
+        await out.write(b'data: {"error": {"message": "out of memory"}}\n\n')
+
+    async def hanging(body: dict[str, Any], out: web.StreamResponse) -> None:
+        await out.write(b'data: {"choices": [{"index": 0, "text": " x"}]}\n\n')
+        await asyncio.sleep(60)
+
+    one = WORK.take(pl.Series([0]).to_numpy())
+    for answer, options, reason in (
+        (broken, {}, "the stream broke off"),
+        (failing, {}, "the stream says: out of memory"),
+        (hanging, {"timeout_s": 0.3}, "no answer within 0.3 s"),
+    ):
+        async with Server(answer).running() as s:
+            r = await drive(one, s.url, **options)  # type: ignore[arg-type]
+        assert r.failures == {reason: 1}
+        assert r.as_dict()["finished"] == 0
+    async with Server(status=400).running() as s:
+        r = await drive(WORK, s.url)
+    assert r.failures == {"HTTP 400: too long": 3}
+
+
+async def test_nobody_there_and_somebody_else_there() -> None:
+    with pytest.raises(EnvironmentProblem, match="Nobody answers"):
+        await drive(WORK, "http://127.0.0.1:9")
+
+    async def hello(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="hello")
+
+    runner = web.ServerRunner(web.Server(hello))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"not.*OpenAI"):
+            await drive(WORK, f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+
+
+def test_prompts_begin_alike_where_the_blocks_are_equal() -> None:
+    work = make((0, 12, 1, [0, 1, 2]), (1, 14, 1, [0, 1, 3]), (2, 12, 1, [7, 8, 9]), (3, 12, 1))
+    a, b, c, d = (p.split() for p in prompts(work, sizes(work), Calibration()))
+    assert [len(x) for x in (a, b, c, d)] == [12, 14, 12, 12]
+    assert a[:8] == b[:8] and a[8:12] != b[8:12]
+    assert a[:4] != c[:4] and a[:4] != d[:4] and c[:4] != d[:4]
+    assert prompts(work, sizes(work), Calibration())[0].split() == a
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.floats(0.01, 3))
+def test_sizes_are_whole_and_at_least_one(prompt: int, output: int, scale: float) -> None:
+    s = sizes(make((0, prompt, output)), prompt_scale=scale, output_scale=scale, max_prompt_tokens=500)
+    assert 1 <= s.prompt_tokens[0] <= 500
+    assert s.output_tokens[0] == max(1, round(output * scale))
+
+
+async def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
+    row = {"arrival_of": "received", "prompt_tokens": 5, "output_tokens": 2, "source": "t"}
+    rows = [{"request": i, "arrival_ns": i * 60_000 * MS} | row for i in range(2)]
+    path = store(tmp_path / "t.trace", {"requests": pl.DataFrame(rows)}).path
+    async with Server().running() as s:
+        base = [sys.executable, "-m", "hoptrace", "drive", str(path), "--against", s.url, "--json"]
+        whole = await asyncio.to_thread(subprocess.run, [*base, "--limit", "1"], capture_output=True, text=True)
+        assert whole.returncode == 0, whole.stderr
+        assert json.loads(whole.stdout)["finished"] == 1
+        # The second request is a minute away: stop before it.
+        process = subprocess.Popen(base, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+        while len(s.bodies) < 2:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = await asyncio.to_thread(process.communicate)
+    said = json.loads(out)
+    assert (said["stopped"], said["finished"], said["planned"]) == (True, 1, 2), err

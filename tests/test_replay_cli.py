@@ -1,0 +1,146 @@
+"""`hoptrace replay` and `hoptrace policies` as a user meets them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import polars as pl
+import pytest
+from support.workloads import MS, server, store
+
+from hoptrace.cli import main
+from hoptrace.reader import open_trace
+from hoptrace.replay.run import replay
+from hoptrace.stepcost import fixed
+
+
+@dataclass
+class Ran:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*args: str | Path) -> Ran:
+    """The command in this process: a new one costs seconds of imports."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    argv = mock.patch.object(sys, "argv", ["hoptrace", *map(str, args)])
+    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as e:
+            code = int(e.code or 0)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace with steps and observed latencies."""
+    folder = tmp_path_factory.mktemp("c")
+    rows = [
+        {"request": i, "arrival_ns": i * 100 * MS, "arrival_of": "received", "received_ns": i * 100 * MS, "prompt_tokens": 10 + i,
+         "output_tokens": 5 + i % 7, "source": "t"}
+        for i in range(40)
+    ]  # fmt: skip
+    log = store(folder / "log.trace", {"requests": pl.DataFrame(rows)}, server())
+    cost = fixed(step_ns=9 * MS, prefill_token_ns=500_000, decode_request_ns=3 * MS)
+    return replay(log, "as-recorded", cost=cost, out=folder / "capture.trace").path
+
+
+def test_what_if_with_the_error_beside_it(capture: Path, tmp_path: Path) -> None:
+    out = tmp_path / "one.trace"
+    p = run("replay", capture, "--policy", "one-slot", "-o", out)
+    assert p.returncode == 0, p.stderr
+    for words in (
+        "one-slot",
+        "max_sequences = 1",
+        "own policy",
+        "what-if",
+        "ttft p99",
+        "throughput output tokens",
+        f"Written: {out}",
+    ):
+        assert words in p.stdout
+    t = open_trace(out)
+    assert t.manifest.replay is not None and t.manifest.replay.error is not None
+    assert t.manifest.servers[0].max_sequences == 1
+
+
+def test_json_is_all_there_is_on_stdout(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture, "--set", "batching.max_sequences=2", "--rate", "1.5x", "-o", tmp_path / "a.trace", "--json")
+    assert p.returncode == 0, p.stderr
+    d = json.loads(p.stdout)
+    assert d["policy"]["batching"]["max_sequences"] == 2
+    assert d["own_policy"]["paired"] is True
+    assert {f["metric"] for f in d["against_observed"]["figures"]} == {"ttft", "itl", "tpot", "e2e", "queue", "throughput"}
+    assert open_trace(tmp_path / "a.trace").manifest.replay.arrivals == "recorded, 1.5 times as fast"  # type: ignore[union-attr]
+
+
+def test_a_trace_without_latencies_gives_plain_figures(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture.parent / "log.trace", "--cost", "fixed:50,12", "-o", tmp_path / "a.trace")
+    assert p.returncode == 0, p.stderr
+    assert "the error of this replay is unknown" in p.stdout
+    q = run("replay", capture.parent / "log.trace", "--cost", "fixed:50,12", "-o", tmp_path / "b.trace", "-q")
+    assert (q.returncode, q.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--policy", "onslot"), 2, "Did you mean 'one-slot'?"),
+        (("--policy", "nowhere.toml"), 2, "no policy file nowhere.toml"),
+        (("--set", "batching.max_sequnces=1"), 3, "Did you mean max_sequences?"),
+        (("--set", "nonsense"), 2, "is not a setting"),
+        (("--cost", "guess"), 2, "no cost model 'guess'"),
+        (("--cost", "fixed:1"), 2, "not a fixed cost"),
+        (("--cost", "roofline"), 2, "needs a platform"),
+        (("--cost", "roofline", "--platform", "h101"), 2, "no platform 'h101'"),
+        (("--platform", "l40s"), 2, "goes with --cost roofline"),
+        (("--rate", "0"), 2, "is not a rate"),
+    ],
+)
+def test_wrong_use_is_one_sentence_with_a_remedy(
+    capture: Path, tmp_path: Path, args: tuple[str, ...], code: int, words: str
+) -> None:
+    p = run("replay", capture, *args, "-o", tmp_path / "x.trace")
+    assert p.returncode == code
+    assert words in p.stderr
+    assert "Traceback" not in p.stderr and p.stdout == ""
+    assert len(p.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "x.trace").exists()
+
+
+def test_a_policy_file_with_a_misspelt_key_names_its_line(capture: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('name = "mine"\n\n[batching]\nmax_sequnces = 1\n')
+    p = run("replay", capture, "--policy", mine, "-o", tmp_path / "x.trace")
+    assert p.returncode == 3
+    assert f"{mine}, line 4: max_sequnces is not a key of [batching]. Did you mean max_sequences?" in p.stderr
+
+
+def test_nothing_is_overwritten_and_a_missing_trace_is_named(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture, "-o", capture)
+    assert p.returncode == 2 and "already there" in p.stderr
+    q = run("replay", tmp_path / "none.trace", "-o", tmp_path / "x.trace")
+    assert q.returncode == 3 and "There is no trace at" in q.stderr
+
+
+def test_policies_lists_and_shows(tmp_path: Path) -> None:
+    listed = run("policies")
+    assert listed.returncode == 0 and "vllm-default" in listed.stdout
+    shown = run("policies", "--show", "one-slot")
+    assert shown.stdout == (
+        'name = "one-slot"\ndescription = "One request at a time, the others wait: no batching at all."\n\n'
+        "[batching]\nmax_sequences = 1\n"
+    )
+    again = tmp_path / "again.toml"
+    again.write_text(shown.stdout)
+    assert run("policies", "--show", again).stdout == shown.stdout
+    assert json.loads(run("policies", "--json").stdout)[0]["name"] == "as-recorded"
+    assert "max_batched_tokens" in run("policies", "--fields").stdout
