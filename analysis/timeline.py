@@ -6,6 +6,7 @@ The SQL beside this file says exactly how each bin's value comes about. All time
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -17,7 +18,7 @@ from hoptrace.errors import UsageError
 from hoptrace.metrics import one_vantage
 from hoptrace.reader import Trace
 
-__all__ = ["BINS", "STATES", "Timeline", "extent", "timeline"]
+__all__ = ["BINS", "STATES", "Series", "Timeline", "counter_bins", "counter_series", "extent", "timeline"]
 
 BINS = 240
 """Bins of a window: more cannot be told apart on a screen, and ten series of them stay under 5,000 rows."""
@@ -26,7 +27,8 @@ STATES = ("waiting", "running", "not told apart")
 """Waiting: from arrival to the engine's first work. Running: from there to the end. Where nobody saw the first work, the whole
 stay counts as *not told apart*."""
 
-_MAX_COUNTERS = 18
+Series = tuple[str, str, str]
+"""A counter: entity, name, direction (empty where it has none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,7 @@ class Timeline:
 
     ``steps``: steps, prefill_tokens, decode_tokens, kv_used_tokens (means over step time), step_ns, longest_ns; ``exact`` says
     that each row is one step. ``occupancy``: state, requests. ``tokens``: tokens_per_s. ``arrivals``: requests_per_s,
-    prompt_tokens_per_s. ``counters``: entity, name, direction, unit, per_second, value. ``counters_left_out``: series beyond the
-    limit.
+    prompt_tokens_per_s.
     """
 
     from_ns: int
@@ -47,8 +48,6 @@ class Timeline:
     occupancy: pl.DataFrame
     tokens: pl.DataFrame
     arrivals: pl.DataFrame
-    counters: pl.DataFrame
-    counters_left_out: int
 
 
 def extent(trace: Trace) -> tuple[int, int] | None:
@@ -83,15 +82,11 @@ def timeline(trace: Trace, from_ns: int, to_ns: int, bins: int = BINS) -> Timeli
     Raises:
         UsageError: the window is empty.
     """
-    if to_ns <= from_ns or bins < 1:
-        raise UsageError("The window is empty.", hint="Its end must lie behind its start.")
-    width = max(1, -(-(to_ns - from_ns) // bins))
-    window = {"from_ns": from_ns, "to_ns": to_ns, "width_ns": width}
+    window = _window(from_ns, to_ns, bins)
     in_window = (pl.col("end_ns") > from_ns) & (pl.col("start_ns") < to_ns)
     steps = trace.table("steps").filter(in_window).collect()
     exact = 0 < steps.height <= bins
     emitted = one_vantage(trace.table("tokens")).collect()
-    counters, left_out = _counters(trace)
     with duckdb.connect(":memory:") as con:
 
         def run(sql: str, **relations: pl.DataFrame) -> pl.DataFrame:
@@ -102,15 +97,50 @@ def timeline(trace: Trace, from_ns: int, to_ns: int, bins: int = BINS) -> Timeli
         return Timeline(
             from_ns,
             to_ns,
-            width,
+            window["width_ns"],
             steps=_each_step(steps) if exact else run("timeline_steps", steps=steps),
             exact=exact,
             occupancy=run("timeline_occupancy", stays=_stays(trace)),
             tokens=_NO_TOKENS if emitted.is_empty() else run("timeline_tokens", emitted=emitted),
             arrivals=run("timeline_arrivals", requests=trace.table("requests").select("arrival_ns", "prompt_tokens").collect()),
-            counters=run("timeline_counters", counters=counters),
-            counters_left_out=left_out,
         )
+
+
+def counter_series(trace: Trace) -> list[Series]:
+    """The counters that have a value at least once, by entity and name."""
+    frame = (
+        trace.table("counters")
+        .filter(pl.coalesce(pl.col("value_int").cast(pl.Float64), "value_float").is_not_null())
+        .select("entity", "name", pl.col("direction").fill_null(""))
+        .unique()
+        .sort("entity", "name", "direction")
+        .collect()
+    )
+    return [(str(e), str(n), str(d)) for e, n, d in frame.rows()]
+
+
+def counter_bins(trace: Trace, series: Sequence[Series], from_ns: int, to_ns: int, bins: int = BINS) -> pl.DataFrame:
+    """Counters by bin: entity, name, direction, unit, per_second, from_ns, to_ns, value; at most ``bins`` rows per series.
+
+    Cumulative counters come as rates per second. Raises UsageError: the window is empty.
+    """
+    window = _window(from_ns, to_ns, bins)
+    wanted = pl.DataFrame(list(series), schema=dict.fromkeys(("entity", "name", "direction"), pl.String), orient="row")
+    rows = (
+        trace.table("counters")
+        .with_columns(pl.col("direction").fill_null(""))
+        .join(wanted.lazy(), on=["entity", "name", "direction"], how="semi")
+        .collect()
+    )
+    with duckdb.connect(":memory:") as con:
+        con.register("counters", rows.to_arrow())
+        return _run(con, "timeline_counters", window)
+
+
+def _window(from_ns: int, to_ns: int, bins: int) -> dict[str, int]:
+    if to_ns <= from_ns or bins < 1:
+        raise UsageError("The window is empty.", hint="Its end must lie behind its start.")
+    return {"from_ns": from_ns, "to_ns": to_ns, "width_ns": max(1, -(-(to_ns - from_ns) // bins))}
 
 
 _NO_TOKENS = pl.DataFrame(schema={"from_ns": pl.Int64, "to_ns": pl.Int64, "tokens_per_s": pl.Float64})
@@ -166,12 +196,3 @@ def _stays(trace: Trace) -> pl.DataFrame:
         ),
     ]
     return pl.concat(parts).filter(pl.col("end_ns") > pl.col("start_ns"))
-
-
-def _counters(trace: Trace) -> tuple[pl.DataFrame, int]:
-    """The counters' samples, at most so many series that a chart can hold them, and how many were left out."""
-    frame = trace.table("counters").collect()
-    key = ["entity", "name", "direction"]
-    series = frame.select(key).unique().sort(key)
-    kept = series.head(_MAX_COUNTERS)
-    return frame.join(kept, on=key, how="semi", nulls_equal=True), series.height - kept.height

@@ -28,7 +28,9 @@ def percentiles(frame: pl.DataFrame, sides: list[str]) -> alt.Chart:
                 "side:N",
                 sort=sides,
                 scale=alt.Scale(domain=sides, range=list(SIDE_COLOURS)),
-                legend=alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square"),
+                legend=alt.Legend(
+                    title=None, orient="top", direction="vertical", labelLimit=260, symbolType="square", symbolStrokeWidth=0
+                ),
             ),
             tooltip=[
                 alt.Tooltip("side:N", title=" "),
@@ -36,6 +38,6 @@ def percentiles(frame: pl.DataFrame, sides: list[str]) -> alt.Chart:
                 alt.Tooltip("text:N", title="value"),
             ],
         )
-        .properties(height=230)
+        .properties(height=250)
     )
     return chart

@@ -51,7 +51,9 @@ def accounting(frame: pl.DataFrame, rows: list[str]) -> alt.LayerChart:
         color=alt.Color(
             "class:N",
             scale=CLASS_SCALE,
-            legend=alt.Legend(title=None, orient="top", direction="horizontal", columns=7, symbolType="square"),
+            legend=alt.Legend(
+                title=None, orient="top", direction="horizontal", columns=7, symbolType="square", symbolStrokeWidth=0
+            ),
         ),
         tooltip=[
             alt.Tooltip("row:N", title="requests"),
@@ -99,6 +101,7 @@ def class_shares(frame: pl.DataFrame) -> alt.LayerChart:
                 direction="horizontal",
                 columns=4,
                 symbolType="square",
+                symbolStrokeWidth=0,
                 values=data["class"].to_list(),
             ),
         ),

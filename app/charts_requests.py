@@ -43,7 +43,12 @@ def scatter(frame: pl.DataFrame) -> alt.Chart:
                 "class:N",
                 scale=CLASS_SCALE,
                 legend=alt.Legend(
-                    title="largest part is", orient="top", direction="horizontal", symbolType="circle", values=present
+                    title="largest part is",
+                    orient="top",
+                    direction="horizontal",
+                    symbolType="circle",
+                    symbolStrokeWidth=0,
+                    values=present,
                 ),
             ),
             opacity=alt.condition(pick, alt.value(0.9), alt.value(0.25)),
@@ -136,7 +141,9 @@ def _present(frame: pl.DataFrame) -> list[str]:
 
 
 def _span_chart(bars: pl.DataFrame, unit: str, y: alt.Y) -> alt.Chart:
-    legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square", values=_present(bars))
+    legend = alt.Legend(
+        title=None, orient="top", direction="horizontal", symbolType="square", symbolStrokeWidth=0, values=_present(bars)
+    )
     chart: alt.Chart = (
         alt.Chart(bars)
         # An outline in the bar's own colour: what is shorter than a pixel is still seen.

@@ -78,18 +78,9 @@ def step_time(frame: pl.DataFrame, origin_ns: int, window_s: Seconds) -> alt.Lay
 
 
 def counter(frame: pl.DataFrame, unit: str, scale: float, origin_ns: int, window_s: Seconds) -> alt.Chart:
-    """One counter as a line; ``scale`` brings its values to ``unit``."""
-    data = seconds(frame, origin_ns, "from_ns", "to_ns").select("from_s", "to_s", (pl.col("value") * scale).alias("value"))
-    chart: alt.Chart = (
-        alt.Chart(data)
-        .mark_line(interpolate="step-after", color=_BLUE, strokeWidth=1.5)
-        .encode(
-            x=_x(window_s),
-            y=_y("value:Q", unit),
-            tooltip=[alt.Tooltip("value:Q", title=unit, format=",.4~f"), *_when()],
-        )
-        .properties(height=110)
-    )
+    """One counter as bars; ``scale`` brings its values to ``unit``. A bin that no sample covers stays empty."""
+    scaled = frame.with_columns(pl.col("value") * scale)
+    chart: alt.Chart = _bars(_valued(scaled, "value", origin_ns), unit, window_s, colour=GREY).properties(height=110)
     return chart
 
 
@@ -103,23 +94,27 @@ def _x(window_s: Seconds) -> alt.X:
     return alt.X("from_s:Q", axis=axis, scale=alt.Scale(domain=list(window_s), nice=False))
 
 
-def _y(field: str, unit: str) -> alt.Y:
-    axis = alt.Axis(title=unit, minExtent=_MARGIN, maxExtent=_MARGIN, tickCount=3, format="~s", titlePadding=4)
-    return alt.Y(field, axis=axis, scale=alt.Scale(zero=True, nice=True))
+def _y(field: str, unit: str, flat: bool = False) -> alt.Y:
+    text = "abs(datum.value) >= 1e6 ? format(datum.value, '~s') : format(datum.value, ',.3~f')"
+    axis = alt.Axis(title=unit, minExtent=_MARGIN, maxExtent=_MARGIN, tickCount=3, labelExpr=text, titlePadding=4)
+    # All values 0 would leave an axis without length.
+    return alt.Y(
+        field, axis=axis, scale=alt.Scale(zero=True, nice=True, domainMax=1) if flat else alt.Scale(zero=True, nice=True)
+    )
 
 
 def _when() -> list[alt.Tooltip]:
     return [alt.Tooltip("from_s:Q", title="from s", format=",.4f"), alt.Tooltip("to_s:Q", title="to s", format=",.4f")]
 
 
-def _bars(data: pl.DataFrame, unit: str, window_s: Seconds, opacity: float = 0.85) -> alt.Chart:
+def _bars(data: pl.DataFrame, unit: str, window_s: Seconds, opacity: float = 0.85, colour: str = _BLUE) -> alt.Chart:
     chart: alt.Chart = (
         alt.Chart(data)
-        .mark_rect(color=_BLUE, opacity=opacity, strokeWidth=0, clip=True)
+        .mark_rect(color=colour, opacity=opacity, strokeWidth=0, clip=True)
         .encode(
             x=_x(window_s),
             x2="to_s:Q",
-            y=_y("value:Q", unit),
+            y=_y("value:Q", unit, flat=not (data["value"] > 0).any()),
             y2=alt.Y2Datum(0),
             tooltip=[alt.Tooltip("value:Q", title=unit, format=",.4~f"), *_when()],
         )
@@ -137,7 +132,9 @@ def _stacked(data: pl.DataFrame, colours: Mapping[str, str], unit: str, window_s
         .with_columns(pl.col("value").cum_sum().over("from_s").alias("top"))
         .with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
     )
-    legend = alt.Legend(title=None, orient="top", direction="horizontal", offset=4, padding=0, symbolType="square")
+    legend = alt.Legend(
+        title=None, orient="top", direction="horizontal", offset=4, padding=0, symbolType="square", symbolStrokeWidth=0
+    )
     colour: Any = alt.Color("series:N", scale=alt.Scale(domain=keys, range=[colours[k] for k in keys]), legend=legend, sort=keys)
     chart: alt.Chart = (
         alt.Chart(stacked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -21,12 +22,26 @@ from hoptrace.analysis import timeline as timeline_module
 from hoptrace.analysis.diff import Diff
 from hoptrace.analysis.report import Report
 from hoptrace.analysis.request_detail import Detail
-from hoptrace.analysis.timeline import Timeline
+from hoptrace.analysis.timeline import Series, Timeline
 from hoptrace.app.traces import labels, resolve
 from hoptrace.manifest import FILE
 from hoptrace.reader import Trace
 
-__all__ = ["detail", "diff", "extent", "given", "name_of", "opened", "report", "request_table", "selected", "stamp", "timeline"]
+__all__ = [
+    "counter_bins",
+    "counter_series",
+    "detail",
+    "diff",
+    "extent",
+    "given",
+    "name_of",
+    "opened",
+    "report",
+    "request_table",
+    "selected",
+    "stamp",
+    "timeline",
+]
 
 _KEPT = 16
 
@@ -85,6 +100,26 @@ def timeline(path: str, from_ns: int, to_ns: int) -> Timeline:
 @st.cache_resource(max_entries=_KEPT, show_spinner="Reading the series …")
 def _timeline(path: str, version: int, from_ns: int, to_ns: int) -> Timeline:
     return timeline_module.timeline(opened(path), from_ns, to_ns)
+
+
+def counter_series(path: str) -> list[Series]:
+    """The counters there are."""
+    return _counter_series(path, stamp(path))
+
+
+@st.cache_data(max_entries=_KEPT, show_spinner=False)
+def _counter_series(path: str, version: int) -> list[Series]:
+    return timeline_module.counter_series(opened(path))
+
+
+def counter_bins(path: str, series: Sequence[Series], from_ns: int, to_ns: int) -> pl.DataFrame:
+    """Some counters in a window."""
+    return _counter_bins(path, stamp(path), tuple(series), from_ns, to_ns)
+
+
+@st.cache_resource(max_entries=_KEPT, show_spinner="Reading the counters …")
+def _counter_bins(path: str, version: int, series: tuple[Series, ...], from_ns: int, to_ns: int) -> pl.DataFrame:
+    return timeline_module.counter_bins(opened(path), series, from_ns, to_ns)
 
 
 def report(path: str) -> Report:

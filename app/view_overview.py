@@ -9,6 +9,7 @@ import streamlit as st
 
 from hoptrace.analysis.composition import Composition
 from hoptrace.analysis.ledger import Ledger
+from hoptrace.analysis.osfigures import OsFigures
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.report import Report
 from hoptrace.analysis.text import bytes_text, count_text, duration_text, percent
@@ -37,7 +38,8 @@ def show() -> None:
     badge(trace.manifest)
     st.markdown(f"#### {plain(report.headline, 600)}")
     if report.warnings:
-        st.warning("\n".join(f"- {plain(text, 400)}" for text in report.warnings), icon=":material/warning:")
+        texts = [plain(text, 400) for text in report.warnings]
+        st.warning(texts[0] if len(texts) == 1 else "\n".join(f"- {text}" for text in texts), icon=":material/warning:")
     if report.accounting.compositions:
         _three(report)
         _accounting(report)
@@ -224,6 +226,38 @@ def _ledger(ledger: Ledger) -> None:
         )
 
 
+def _counted(figures: OsFigures) -> None:
+    """What the operating system counted, as far as it did."""
+    said = figures.as_dict()
+    known = [
+        (
+            "CPU time per output token",
+            said["cpu_ns_per_output_token"],
+            duration_text,
+            "CPU time of the server's processes ÷ output tokens.",
+        ),
+        (
+            "Waiting for a CPU",
+            said["run_delay_share"],
+            percent,
+            "Run-queue delay ÷ (run-queue delay + CPU time) of the server's processes: of the time in which they wanted a CPU, "
+            "how much they waited for one.",
+        ),
+        ("Others' CPU share", said["foreign_cpu_share"], percent, "Busy CPU time of the machine that was not the servers'."),
+        (
+            "Switches per output token",
+            said["switches_per_output_token"],
+            count_text,
+            "Context switches of the server's processes ÷ output tokens.",
+        ),
+    ]
+    shown = [(label, text(value), formula) for label, value, text, formula in known if value is not None]
+    for column, (label, value, formula) in zip(st.columns(4), shown, strict=False):
+        column.metric(label, value, help=formula)
+    if figures.breaks:
+        st.caption(f"{count_text(figures.breaks)} restarts or resets of counters: these sums are lower bounds.")
+
+
 def _arranging(report: Report) -> None:
     c = report.coordination
     if c.operations.is_empty() and c.os is None:
@@ -232,28 +266,7 @@ def _arranging(report: Report) -> None:
         "What arranging took", anchor=False, help="Recorded waits of coordination kinds, and what the operating system counted."
     )
     if c.os is not None:
-        columns = st.columns(4)
-        o = c.os
-        columns[0].metric(
-            "CPU time per output token",
-            duration_text(o.per_token(o.cpu_ns)),
-            help="CPU time of the server's processes ÷ output tokens.",
-        )
-        columns[1].metric(
-            "Waiting for a CPU",
-            percent(o.run_delay_share),
-            help="Run-queue delay ÷ (run-queue delay + CPU time) of the server's processes: of the time in which they wanted a "
-            "CPU, how much they waited for one.",
-        )
-        columns[2].metric(
-            "Others' CPU share", percent(o.foreign_cpu_share), help="Busy CPU time of the machine that was not the servers'."
-        )
-        switches = o.as_dict()["switches_per_output_token"]
-        columns[3].metric(
-            "Switches per output token", count_text(switches), help="Context switches of the server's processes ÷ output tokens."
-        )
-        if o.breaks:
-            st.caption(f"{count_text(o.breaks)} restarts or resets of counters: these sums are lower bounds.")
+        _counted(c.os)
     if not c.operations.is_empty():
         rows = [
             {

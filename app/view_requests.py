@@ -20,6 +20,7 @@ __all__ = ["show"]
 _ROWS = 500
 _POINTS = 2500
 _METRICS = ("ttft", "e2e", "tpot", "queue")
+_LENGTHS = ("prompt_tokens", "output_tokens", "cached_tokens")
 _TITLES = {"ttft": "TTFT", "e2e": "end to end", "tpot": "TPOT", "queue": "queue"}
 
 
@@ -51,7 +52,7 @@ def _filtered(table: pl.DataFrame) -> pl.DataFrame:
         ttft = st.number_input("TTFT at least, ms", min_value=0.0, value=0.0, step=100.0, width=170)
         prompt = st.number_input("Prompt tokens at least", min_value=0, value=0, step=100, width=170)
         parts = [p.label for p in PARTS if p.label in set(table["largest_part"])]
-        largest = st.selectbox("Largest part", ["any", *parts], width=190)
+        largest = st.selectbox("Largest part", ["any", *parts], width=190, disabled=not parts)
     rows = table.filter(pl.col("status").is_in(statuses))
     if text:
         columns = ("request_id", "model", "error", "session", "tenant")
@@ -79,6 +80,7 @@ def _table(found: pl.DataFrame, path: str) -> int | None:
         _shown(ranked),
         hide_index=True,
         height=330,
+        placeholder="–",
         column_config=_columns(),
         key=f"table {path}",
         on_select="rerun",
@@ -92,14 +94,13 @@ def _shown(ranked: pl.DataFrame) -> pl.DataFrame:
     """The columns that hold anything, times in ms."""
     seen = [p for p in PARTS if (ranked[p.column].fill_null(0) > 0).any()]
     text = [c for c in ("request_id", "model", "finish_reason", "error") if ranked[c].null_count() < ranked.height]
+    plain_columns = [c for c in ("largest_part", *_LENGTHS) if ranked[c].null_count() < ranked.height]
+    metrics = [m for m in _METRICS if ranked[f"{m}_ns"].null_count() < ranked.height]
     return ranked.select(
         "request",
         "status",
-        "largest_part",
-        "prompt_tokens",
-        "output_tokens",
-        "cached_tokens",
-        *((pl.col(f"{m}_ns") / 1e6).alias(_TITLES[m]) for m in _METRICS),
+        *plain_columns,
+        *((pl.col(f"{m}_ns") / 1e6).alias(_TITLES[m]) for m in metrics),
         *((pl.col(p.column) / 1e6).alias(p.label) for p in seen),
         *(pl.col(c).str.slice(0, 200) for c in text),
     )

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from hoptrace.analysis.text import count_text, duration_text
-from hoptrace.analysis.timeline import Timeline
+from hoptrace.analysis.text import duration_text
+from hoptrace.analysis.timeline import Series, Timeline
 from hoptrace.app import charts_time as draw
 from hoptrace.app import data
 from hoptrace.app.words import plain
@@ -16,7 +16,16 @@ from hoptrace.app.words import plain
 __all__ = ["show"]
 
 Window = tuple[int, int]
-_SHOWN_AT_FIRST = 6
+_SHOWN_AT_FIRST = 5
+_MOST_SHOWN = 12
+# Processor time of the server, its waiting for a processor, its busy slots, those that wait, its memory.
+_ASKED = (
+    ("process:", "cpu_ns"),
+    ("process:", "run_delay_ns"),
+    ("server:", "slots_processing"),
+    ("server:", "requests_deferred"),
+    ("process:", "rss_bytes"),
+)
 
 
 def show() -> None:
@@ -34,7 +43,7 @@ def show() -> None:
     _requests(line, whole[0], window_s)
     _steps(line, whole[0], window_s)
     _tokens(line, whole[0], window_s)
-    _counters(line, whole[0], window_s)
+    _counters(path, window, whole[0], window_s)
 
 
 def _choose(path: str, whole: Window) -> tuple[Window, Window]:
@@ -138,31 +147,41 @@ def _tokens(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
     st.altair_chart(draw.rate(line.tokens, "tokens_per_s", "tokens/s", origin, window_s))
 
 
-def _counters(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
-    if line.counters.is_empty():
+def _counters(path: str, window: Window, origin: int, window_s: tuple[float, float]) -> None:
+    there = data.counter_series(path)
+    if not there:
         return
-    st.subheader("Counters", help="Cumulative counters are shown as rates: difference of two samples ÷ the time between them.")
-    series = line.counters.select("entity", "name", "direction").unique(maintain_order=True).rows()
-    names = {f"{entity} {name} {direction}".strip(): (entity, name, direction) for entity, name, direction in series}
-    picked = st.multiselect(
-        "Series", list(names), default=_first(list(names)), label_visibility="collapsed", placeholder="Choose counters"
+    st.subheader(
+        "Counters",
+        anchor=False,
+        help="Mean over each bin. Cumulative counters are shown as rates: difference of two samples ÷ the time between "
+        "them. A bin that no sample covers is empty.",
     )
-    if line.counters_left_out:
-        st.caption(f"{count_text(line.counters_left_out)} more series are in the trace; see them with `hoptrace sql`.")
+    names = {" ".join(x for x in series if x): series for series in there}
+    picked = st.multiselect(
+        "Series",
+        list(names),
+        default=_first(names),
+        max_selections=_MOST_SHOWN,
+        label_visibility="collapsed",
+        key=f"series {path}",
+    )
+    bins = data.counter_bins(path, [names[x] for x in picked], *window)
     for label in picked:
         entity, name, direction = names[label]
-        key = (pl.col("entity") == entity) & (pl.col("name") == name) & (pl.col("direction") == direction)
-        frame = line.counters.filter(key)
-        unit, scale = _unit(frame["unit"][0], bool(frame["per_second"][0]))
+        frame = bins.filter((pl.col("entity") == entity) & (pl.col("name") == name) & (pl.col("direction") == direction))
         st.caption(plain(label))
+        if frame.is_empty():
+            st.caption("No sample covers this window.")
+            continue
+        unit, scale = _unit(frame["unit"][0], bool(frame["per_second"][0]))
         st.altair_chart(draw.counter(frame, unit, scale, origin, window_s))
 
 
-def _first(labels: list[str]) -> list[str]:
-    """Those that people ask for first: processor time, waiting for a processor, busy slots, memory."""
-    asked = ("cpu", "run_queue", "run_delay", "rundelay", "slots", "processing", "deferred", "rss", "kv")
-    hits = [x for word in asked for x in labels if word in x.lower()]
-    return list(dict.fromkeys(hits))[:_SHOWN_AT_FIRST] or labels[:_SHOWN_AT_FIRST]
+def _first(names: dict[str, Series]) -> list[str]:
+    """Those that people ask for first, where they were recorded."""
+    hits = [label for kind, name in _ASKED for label, (e, n, _) in names.items() if e.startswith(kind) and n.endswith(name)]
+    return (hits or list(names))[:_SHOWN_AT_FIRST]
 
 
 def _unit(unit: str | None, per_second: bool) -> tuple[str, float]:

@@ -28,12 +28,14 @@ def command(traces: tuple[Path, ...], port: int | None, no_browser: bool, quiet:
       hoptrace app run.trace --port 8600 --no-browser
     """
     from hoptrace.app.launch import start
+    from hoptrace.app.traces import checked
 
+    paths = checked(traces)
     # A plain `kill` must not leave the dashboard's process behind.
     signal.signal(signal.SIGTERM, _interrupt)
     if not quiet:
         click.echo("Starting the dashboard …", err=True)
-    with start(traces, port, open_browser=not no_browser) as dashboard:
+    with start(paths, port, open_browser=not no_browser) as dashboard:
         click.echo(dashboard.url)
         if not quiet:
             click.echo("Ctrl-C ends it.", err=True)
