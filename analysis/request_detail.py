@@ -51,6 +51,12 @@ class Detail:
     neighbours: pl.DataFrame
     neighbours_all: int
 
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """Share of each part in its end-to-end time, 0 … 1; null where unseen, 0 where it took no time at all."""
+        e2e = self.row["e2e_ns"]
+        return {name: None if ns is None else (ns / e2e if e2e else 0.0) for name, ns in self.parts.items()}
+
 
 def request_table(trace: Trace, accounting: Accounting) -> pl.DataFrame:
     """One row per request, whatever became of it, sorted by ``request``.

@@ -188,7 +188,7 @@ def _one(d: Detail) -> None:
                 "part": p.label,
                 "class": p.klass,
                 "ns": ns,
-                "share": ns / row["e2e_ns"] if row["e2e_ns"] else 0.0,
+                "share": d.shares[p.name],
                 "doc": p.doc,
             }
             for p in PARTS

@@ -402,6 +402,7 @@ def test_detail_is_the_request(full: Path) -> None:
         == d.row["e2e_ns"]
         == d.spans.select((pl.col("end_ns") - pl.col("start_ns")).sum()).item()
     )
+    assert sum(v or 0 for v in d.shares.values()) == pytest.approx(1)
     assert d.tokens.height == d.row["output_tokens"] and d.tokens_left_out == 0
     assert set(d.spans["class"]) <= set(CLASSES)
     beside = d.neighbours
