@@ -1,7 +1,7 @@
 """How many requests and passes (engine steps) a replay does in a second of CPU.
 
 The workload that other simulators were measured on: lengths drawn (seed 0) from the Azure 2023 conversation trace, prompts capped
-at 3,500 and totals at 4,096 tokens, Poisson arrivals at 5 a second, 10,000 requests. Fixed cost: 50 ms for a step with prompt tokens
+at 3,500 and totals at 4,096 tokens, Poisson arrivals at 5 a second, 10,000 requests. Costs: 50 ms a step with prompt tokens
 plus 12 ms for one with decoders; 2,048 tokens a step, 128 sequences, 7,000 blocks of 64.
 Run: ``python benchmarks/replay_rate.py [REQUESTS]``. Times are CPU seconds of this process (and of the command's), after the
 kernel has been compiled.

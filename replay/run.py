@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from hoptrace.errors import InputError
@@ -24,9 +25,10 @@ from hoptrace.schema import TABLES
 from hoptrace.stepcost import FEATURES, StepCost, features_array, outside
 from hoptrace.writer import TraceWriter
 
-__all__ = ["FramesTrace", "Replayed", "predict", "replay"]
+__all__ = ["FramesTrace", "Replayed", "drift", "predict", "replay", "write"]
 
 Progress = Callable[[str], None]
+_DRIFT = 0.15
 
 
 class FramesTrace(Trace):
@@ -232,5 +234,28 @@ def _warnings(
         features = features_array(served.steps)
         low, high = features.min(axis=0), features.max(axis=0)
         found += outside(cost.domain, {f: (int(low[i]), int(high[i])) for i, f in enumerate(FEATURES)})
+    if cost.origin == "fitted":
+        found += drift(seen.steps, cost)
     found += cost.notes
     return list(dict.fromkeys(found))
+
+
+def drift(steps: pl.DataFrame, cost: StepCost) -> list[str]:
+    """Whether equal steps took longer in one quarter of the recording than in another: others used the machine then.
+
+    A replay runs at the recording's mean speed, so the error under the own policy holds this too, most of all in what queued.
+    """
+    known = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
+    frame = steps.drop_nulls(known).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
+    if frame.height < 40:
+        return []
+    took = (frame["end_ns"] - frame["start_ns"]).to_numpy()
+    predicted = cost.cost_ns_array(frame)
+    quarters = [int(took[q].sum()) / max(1, int(predicted[q].sum())) for q in np.array_split(np.arange(len(took)), 4)]
+    spread = max(quarters) / min(quarters) - 1
+    if spread <= _DRIFT:
+        return []
+    return [
+        f"The recorded machine was not steady: equal steps took {100 * spread:.0f} % longer in its slowest quarter than in its "
+        "fastest. A replay runs at the mean speed."
+    ]

@@ -17,7 +17,7 @@ from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.fidelity import compare
 from hoptrace.replay.overheads import overheads
 from hoptrace.replay.policy import parse_policy
-from hoptrace.replay.run import predict, replay
+from hoptrace.replay.run import drift, predict, replay
 from hoptrace.schema import TABLES
 from hoptrace.stepcost import fixed
 from hoptrace.validate import validate
@@ -219,6 +219,15 @@ def test_extrapolation_is_said(tmp_path: Path) -> None:
     info = predict(seen, "four-slots").trace.manifest.replay
     assert info is not None
     assert "decode_requests of 0 to 4 was asked for, 0 to 1 was seen: extrapolated." in info.warnings
+
+
+def test_a_machine_that_changes_its_speed_is_noticed(tmp_path: Path) -> None:
+    steps = capture(tmp_path).table("steps").collect()
+    assert drift(steps, COST) == []
+    late = pl.when(pl.col("step") > steps.height // 2).then(1.5).otherwise(1.0)
+    took = ((pl.col("end_ns") - pl.col("start_ns")) * late).cast(pl.Int64)
+    said = drift(steps.with_columns((pl.col("start_ns") + took).alias("end_ns")), COST)
+    assert len(said) == 1 and "equal steps took 50 % longer in its slowest quarter" in said[0]
 
 
 def test_without_observed_latencies_the_error_is_unknown_and_that_is_said(tmp_path: Path) -> None:
