@@ -125,6 +125,15 @@ class Resolved:
     cache_capacity_tokens: int | None
     notes: tuple[str, ...] = ()
 
+    def as_config(self) -> dict[str, Any]:
+        """What a manifest's server has no field for; :func:`resolve` reads it back, so that a replay can be replayed."""
+        found: dict[str, Any] = {"batching_mode": self.mode, "chunked_prefill": self.chunked_prefill}
+        if self.cache is not None:
+            found["prefix_cache_kind"] = self.cache
+        if self.cache_capacity_tokens is not None:
+            found["prefix_cache_capacity_tokens"] = self.cache_capacity_tokens
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values in the layout of a policy file, for the manifest."""
 
@@ -240,12 +249,19 @@ def resolve(policy: Policy, server: Server | None) -> Resolved:
             notes.append(f"{what} is unknown: taken as unlimited.")
         return value
 
-    mode = b.mode or "mixed"
+    mode = b.mode or own.config.get("batching_mode") or "mixed"
+    chunked = b.chunked_prefill
+    if chunked is None and b.mode is None:
+        chunked = own.config.get("chunked_prefill")
     capacity = own.kv_capacity_tokens
     if capacity is None and own.block_count and own.block_size_tokens:
         capacity = own.block_count * own.block_size_tokens
-    # The server's own words for what it does by default; only an engine's kind decides, never where the trace came from.
-    kind = cache.kind or ("slot" if (own.engine or "").startswith("llama") else "pool")
+    # Only what the engine is decides, never where the trace came from; a replay's server says it in its configuration.
+    usual = "slot" if (own.engine or "").startswith("llama") else "pool"
+    kind = cache.kind or own.config.get("prefix_cache_kind") or usual
+    entries = cache.capacity_tokens
+    if entries is None and kind == "pool":
+        entries = own.config.get("prefix_cache_capacity_tokens")
     enabled = cache.enabled if cache.enabled is not None else own.prefix_caching
     if enabled is None:
         notes.append("Whether the server reuses prefixes is unknown: taken as not.")
@@ -253,12 +269,12 @@ def resolve(policy: Policy, server: Server | None) -> Resolved:
         max_sequences=known(b.max_sequences, own.max_sequences, "How many requests run at once (max_sequences)"),
         max_batched_tokens=known(b.max_batched_tokens, own.max_batched_tokens, "The token budget of a step (max_batched_tokens)"),
         mode=mode,
-        chunked_prefill=b.chunked_prefill if b.chunked_prefill is not None else mode == "mixed",
+        chunked_prefill=chunked if chunked is not None else mode == "mixed",
         capacity_tokens=known(kv.capacity_tokens, capacity, "The KV space (capacity_tokens)"),
         block_size_tokens=kv.block_size_tokens or own.block_size_tokens or 1,
         context_tokens=known(kv.context_tokens, own.context_tokens, "The longest sequence (context_tokens)"),
         cache=kind if enabled else None,
-        cache_capacity_tokens=cache.capacity_tokens if isinstance(cache.capacity_tokens, int) else None,
+        cache_capacity_tokens=entries if isinstance(entries, int) else None,
         notes=tuple(notes),
     )
     if result.cache == "slot":

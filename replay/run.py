@@ -172,6 +172,7 @@ def _play(
             "block_size_tokens": policy.block_size_tokens,
             "prefix_caching": policy.cache is not None,
             "pid": None,
+            "config": {**server.config, **policy.as_config()},
         }
     )
     m = trace.manifest

@@ -64,6 +64,16 @@ def test_own_policy_gives_the_trace_back(tmp_path: Path) -> None:
             assert abs(error) < 0.005, (metric, statistic)
 
 
+@pytest.mark.parametrize("name", ["prefill-first", "prefix-cache", "one-slot", "small-chunks"])
+def test_a_replay_can_be_replayed(tmp_path: Path, name: str) -> None:
+    """Its manifest holds its whole policy: its own policy gives it back."""
+    first = replay(log(tmp_path / "log.trace"), name, cost=COST, out=tmp_path / "a.trace")
+    again = predict(first, "as-recorded", cost=COST)
+    served = summary(first).finished  # prefill-first refuses prompts beyond the server's budget, since it does not cut them
+    assert served > 20 and again.own is not None and again.own.requests == (served, served)
+    assert all(e == 0 for m in again.own.errors().values() for e in m.values())
+
+
 def test_a_what_if_is_what_the_other_policy_gives(tmp_path: Path) -> None:
     seen = capture(tmp_path)
     truth = replay(open_trace(tmp_path / "log.trace"), "one-slot", cost=COST, out=tmp_path / "truth.trace")
