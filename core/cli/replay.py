@@ -125,11 +125,12 @@ def _status(silent: bool) -> Any:
 
 def _print(result: Replayed, out: Path, description: str) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     info = result.trace.manifest.replay
     assert info is not None
     console = Console(highlight=False)
-    console.print(f"[bold]{info.policy['name']}[/bold]  {description}", soft_wrap=True)
+    console.print(f"[bold]{escape(info.policy['name'])}[/bold]  {escape(description)}", soft_wrap=True)
     for section in ("batching", "kv", "prefix_cache"):
         console.print(f"  {section}: " + ", ".join(f"{k} = {v}" for k, v in info.policy[section].items()), soft_wrap=True)
     fit = info.cost_model["step"].get("error", {})
@@ -140,13 +141,13 @@ def _print(result: Replayed, out: Path, description: str) -> None:
         console.print(_table(result.own, None if same else result.against))
         if not same:
             console.print(
-                "error: own policy against observed, that of the method. change: what-if against own policy, like with like."
+                "error: own policy against observed. change: what-if against own policy, like with like.", soft_wrap=True
             )
     else:
         console.print(_alone(result))
     for warning in info.warnings:
-        console.print(f"[yellow]note[/yellow] {warning}", soft_wrap=True)
-    console.print(f"Written: {out}", soft_wrap=True)
+        console.print(f"[yellow]note[/yellow] {escape(warning)}", soft_wrap=True)
+    console.print(f"Written: {out}", soft_wrap=True, markup=False)
 
 
 def _table(own: Comparison, against: Comparison | None) -> Any:
