@@ -1,4 +1,5 @@
-"""What the operating system counted of the servers' processes: CPU time, run-queue delay, switches; and others' CPU use."""
+"""What the operating system counted of the servers' processes: CPU time, run-queue delay, switches; what the capture and
+others took."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ _MACHINE_BUSY = (("user_ns", "nice_ns", "system_ns", "irq_ns", "softirq_ns", "st
 class OsFigures:
     """Sums over the server's processes during the trace; null where it was not counted.
 
-    ``window_ns``: the time over which the CPU time was counted. ``foreign_cpu_share``: share of the busy CPU time of the machine
-    that was not the servers'. ``breaks``: restarts of a process or resets of a counter; with any of them sums are lower bounds.
+    ``window_ns``: the time over which the CPU time was counted. ``hoptrace_cpu_ns``: what the capture itself took (collectors,
+    proxy, and what else runs in that process), and ``hoptrace_cpu_share`` its share of the machine's busy CPU time; both null where
+    the capture runs in the server's own process. ``foreign_cpu_share``: share that was neither the servers' nor the
+    capture's. ``breaks``: restarts of a process or resets of a counter; with any of them sums are lower bounds.
     """
 
     processes: int
@@ -35,6 +38,8 @@ class OsFigures:
     run_delay_ns: int | None
     voluntary_switches: int | None
     involuntary_switches: int | None
+    hoptrace_cpu_ns: int | None
+    hoptrace_cpu_share: float | None
     foreign_cpu_share: float | None
     output_tokens: int | None
     breaks: int
@@ -65,6 +70,9 @@ class OsFigures:
             "cpu_ns_per_output_token": digits(self.per_token(self.cpu_ns)),
             "run_delay_ns_per_output_token": digits(self.per_token(self.run_delay_ns)),
             "switches_per_output_token": digits(self.per_token(_add(self.voluntary_switches, self.involuntary_switches))),
+            "hoptrace_cpu_ns": self.hoptrace_cpu_ns,
+            "hoptrace_cpu_ns_per_output_token": digits(self.per_token(self.hoptrace_cpu_ns)),
+            "hoptrace_cpu_share": digits(self.hoptrace_cpu_share),
             "foreign_cpu_share": digits(self.foreign_cpu_share),
             "breaks": self.breaks,
         }
@@ -80,10 +88,13 @@ def os_figures(trace: Trace, output_tokens: int | None) -> OsFigures | None:
     cpu, delay = _sum(own, _CPU), _sum(own, _DELAY)
     window = own.filter(pl.col("name").is_in([n for names in _CPU for n in names]))["counted_ns"].max()
     busy = _sum(totals.filter(pl.col("entity") == "cpu"), _MACHINE_BUSY)
+    # A server inside the capturing process (a test, a notebook) has the time already.
+    within = pl.col("entity").str.replace("hoptrace:", "process:", literal=True).is_in(own["entity"].unique().to_list())
+    capture = _sum(totals.filter(pl.col("entity").str.starts_with("hoptrace:") & ~within), _CPU)
     foreign = None
     if busy and cpu is not None:
         # The machine's time comes in ticks of 10 ms and is read at a slightly different moment: a small negative rest is none.
-        foreign = max(0.0, (busy - cpu) / busy)
+        foreign = max(0.0, (busy - cpu - (capture or 0)) / busy)
     return OsFigures(
         processes=own["entity"].n_unique(),
         window_ns=window if isinstance(window, int) else None,
@@ -91,6 +102,8 @@ def os_figures(trace: Trace, output_tokens: int | None) -> OsFigures | None:
         run_delay_ns=delay,
         voluntary_switches=_sum(threads, _VOLUNTARY),
         involuntary_switches=_sum(threads, _INVOLUNTARY),
+        hoptrace_cpu_ns=capture,
+        hoptrace_cpu_share=capture / busy if busy and capture is not None else None,
         foreign_cpu_share=foreign,
         output_tokens=output_tokens,
         breaks=int(own["breaks"].sum()) + int(own["falls"].sum()),

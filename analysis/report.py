@@ -84,13 +84,19 @@ def report(trace: Trace) -> Report:
     accounting = account(trace, steps=steps)
     moved = ledger(trace, steps=steps)
     arranged = coordination(trace, accounting=accounting, moved=moved)
+    figures = summary(trace)
     unseen = list(dict.fromkeys([*accounting.unseen, *moved.unseen, *arranged.unseen]))
+    if figures.itl_left_out:
+        unseen.append(
+            f"ITL leaves out {figures.itl_left_out:,} of {counted(figures.finished, 'finished request')}: their tokens, counted "
+            "chunk by chunk, are not the server's total, so some chunks held several."
+        )
     return Report(
         name=trace.name,
         origin=trace.origin,
         origin_note=origin_note(trace),
         headline=headline(accounting, moved, arranged),
-        metrics=summary(trace),
+        metrics=figures,
         accounting=accounting,
         ledger=moved,
         coordination=arranged,

@@ -208,6 +208,11 @@ def _coordination(report: Report) -> list[RenderableType]:
             lines.append(
                 f"Context switches: {o.voluntary_switches:,} voluntary, {count_text(o.involuntary_switches)} involuntary."
             )
+        if o.hoptrace_cpu_ns is not None:
+            of = "" if o.hoptrace_cpu_share is None else f", {percent(o.hoptrace_cpu_share)} of the machine's busy CPU time"
+            each = o.per_token(o.hoptrace_cpu_ns)
+            per = "" if each is None else f" ({duration_text(each)} per output token)"
+            lines.append(f"The capture itself (hoptrace): CPU {duration_text(o.hoptrace_cpu_ns)}{per}{of}.")
         if o.foreign_cpu_share is not None:
             lines.append(f"Others took {percent(o.foreign_cpu_share)} of the machine's busy CPU time.")
         if o.breaks:

@@ -1,11 +1,13 @@
 """What the latency and throughput metrics mean: formula, unit, words and SQL in one place, and the same figures by Polars.
 
-Three rules hold for all of them.
+Four rules hold for all of them.
 
 * A *finished* request has ``finish_ns`` and no ``error``. Failed and unfinished ones are counted, never averaged in.
 * Percentiles interpolate linearly between the two closest ranks (Hyndman and Fan's type 7: numpy's default, DuckDB's
   ``quantile_cont``); results are rounded to whole nanoseconds, halves up.
 * Tokens are those that the reader gives: one vantage per request (:mod:`hoptrace.vantage`), so nothing is counted twice.
+* A proxy takes a chunk as one token where the server tells nothing. If a request's counts then do not add up to the server's own
+  ``output_tokens``, some chunks held more, and nobody knows which: all counts of this request are *doubted* and read as unknown.
 """
 
 from __future__ import annotations
@@ -53,11 +55,14 @@ class Summary(dict[str, Stat]):
 
     ``duration_ns`` runs from the first arrival to the last finish among finished requests; rates are null where it is not
     positive.
+
+    ``itl_left_out``: finished requests whose gaps are in no ITL because their counts are doubted (see the module).
     """
 
     finished: int = 0
     failed: int = 0
     unfinished: int = 0
+    itl_left_out: int = 0
     duration_ns: int | None = None
     output_tokens: int | None = None
     output_tokens_per_s: float | None = None
@@ -75,6 +80,7 @@ class Summary(dict[str, Stat]):
             "finished": self.finished,
             "failed": self.failed,
             "unfinished": self.unfinished,
+            "itl_left_out": self.itl_left_out,
             "duration_ns": self.duration_ns,
             "output_tokens": self.output_tokens,
             "output_tokens_per_s": self.output_tokens_per_s,
@@ -128,48 +134,56 @@ def one_vantage(tokens: pl.LazyFrame) -> pl.LazyFrame:
     return vantage.one_vantage(tokens, [None])
 
 
-def reads(tokens: pl.LazyFrame) -> pl.LazyFrame:
+def reads(tokens: pl.LazyFrame, requests: pl.LazyFrame) -> pl.LazyFrame:
     """What arrived in one read, sorted by request, sequence and index.
 
     Emissions marked ``coalesced`` came in one read with the one before: they are joined to it, since the gap between them is the
     network's and not the server's. Columns: request, sequence, index, begin_ns, time_ns (first and last emission of the read),
-    count (null where it is neither given nor told by the next emission's index), emissions.
+    count (null where it is neither given nor told by the next emission's index, or is doubted), emissions, doubted (the counts of
+    the request do not add up to the ``output_tokens`` that ``requests`` tell of it).
     """
     key = ["request", "sequence"]
     joined = pl.col("coalesced").fill_null(False)
+    count = pl.col("count")
+    total = pl.when(count.is_null().any()).then(None).otherwise(count.sum()).over("request")
     return (
-        tokens.with_columns(pl.col("sequence").fill_null(0))
+        tokens.join(requests.select("request", "output_tokens"), on="request", how="left")
+        .with_columns(pl.col("sequence").fill_null(0))
         .sort(*key, "index")
         .with_columns(
             pl.coalesce("count", pl.col("index").shift(-1).over(key) - pl.col("index")).alias("count"),
             (~joined).cast(pl.Int64).cum_sum().over(key).alias("read"),
         )
+        .with_columns((total != pl.col("output_tokens")).fill_null(False).alias("doubted"))
         .group_by(*key, "read", maintain_order=True)
         .agg(
             pl.col("index").first(),
             pl.col("time_ns").min().alias("begin_ns"),
             pl.col("time_ns").max(),
-            pl.when(pl.col("count").is_null().any()).then(None).otherwise(pl.col("count").sum()).alias("count"),
+            pl.when(count.is_null().any() | pl.col("doubted").any()).then(None).otherwise(count.sum()).alias("count"),
             pl.len().cast(pl.Int64).alias("emissions"),
+            pl.col("doubted").any(),
         )
         .drop("read")
     )
 
 
 def emissions(trace: Trace) -> pl.DataFrame:
-    """The reads of finished requests: request, sequence, index, time_ns, count, gap_ns, coalesced (more than one emission).
+    """The reads of finished requests: request, sequence, index, time_ns, count, gap_ns, coalesced (more than one emission),
+    doubted (see :func:`reads`).
 
     ``gap_ns`` is the time since the read before, null for the first; over a request the gaps add up to its decode time, last
     token − first token. The first read is timed by its first emission (that is TTFT), the others by their last.
     """
     key = ["request", "sequence"]
-    finished = _finished(trace.table("requests")).select("request")
+    requests = trace.table("requests")
+    finished = _finished(requests).select("request")
     first = pl.int_range(pl.len()).over(key) == 0
     return (
-        reads(trace.table("tokens").join(finished, on="request", how="semi"))
+        reads(trace.table("tokens").join(finished, on="request", how="semi"), requests)
         .with_columns(pl.when(first).then("begin_ns").otherwise("time_ns").alias("time_ns"))
         .with_columns((pl.col("time_ns") - pl.col("time_ns").shift(1).over(key)).alias("gap_ns"))
-        .select(*key, "index", "time_ns", "count", "gap_ns", (pl.col("emissions") > 1).alias("coalesced"))
+        .select(*key, "index", "time_ns", "count", "gap_ns", (pl.col("emissions") > 1).alias("coalesced"), "doubted")
         .collect()
     )
 
@@ -179,9 +193,13 @@ def itl_ns(trace: Trace) -> pl.DataFrame:
 
     A token's ITL is the gap of its emission ÷ the emission's count, in whole ns such that they add up to the gap exactly:
     chunks of 1, 4, 2 and 5 tokens give 11 values whose sum is the decode time. Tokens of the first read have no gap, emissions
-    of unknown count no ITL; neither is in the result.
+    of unknown or doubted count no ITL; neither is in the result.
     """
-    timed = emissions(trace).lazy().filter(pl.col("gap_ns").is_not_null() & (pl.col("count") > 0))
+    return _itl(emissions(trace))
+
+
+def _itl(seen: pl.DataFrame) -> pl.DataFrame:
+    timed = seen.lazy().filter(pl.col("gap_ns").is_not_null() & (pl.col("count") > 0))
     return (
         timed.with_columns(pl.int_ranges(0, pl.col("count")).alias("j"))
         .explode("j")
@@ -214,7 +232,9 @@ def summary(trace: Trace) -> Summary:
     result = Summary()
     result["ttft"] = stat(per_request["ttft_ns"])
     result["visible_ttft"] = stat(per_request["visible_ttft_ns"])
-    result["itl"] = stat(itl_ns(trace)["itl_ns"])
+    seen = emissions(trace)
+    result["itl"] = stat(_itl(seen)["itl_ns"])
+    result.itl_left_out = seen.filter(pl.col("doubted") & pl.col("gap_ns").is_not_null())["request"].n_unique()
     result["tpot"] = stat(per_request["tpot_ns"])
     result["e2e"] = stat(per_request["e2e_ns"])
     result["queue"] = stat(per_request["queue_ns"])

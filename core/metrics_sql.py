@@ -44,26 +44,32 @@ _QUEUE = f"""{_STAT}(
   WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
 )"""
 
-_ITL = f"""\
+_GAPS = """\
 WITH seen AS (
-  SELECT t.request, coalesce(t.sequence, 0) AS sequence, t.index, t.time_ns, t.count, coalesce(t.coalesced, false) AS coalesced
+  SELECT t.request, coalesce(t.sequence, 0) AS sequence, t.index, t.time_ns, t.count, coalesce(t.coalesced, false) AS coalesced,
+         r.output_tokens
   FROM tokens t JOIN requests r USING (request)
   WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
 ), numbered AS (  -- emissions that came in one read belong together
-  SELECT *, coalesce(count, lead(index) OVER w - index) AS n,
+  SELECT *, coalesce(count, lead(index) OVER w - index) AS told,
          sum(CASE WHEN coalesced THEN 0 ELSE 1 END) OVER (w ROWS UNBOUNDED PRECEDING) AS read
   FROM seen WINDOW w AS (PARTITION BY request, sequence ORDER BY index)
+), held AS (  -- counts that do not add up to the server's total are not known
+  SELECT *, coalesce(CASE WHEN count(told) OVER r = count(*) OVER r THEN sum(told) OVER r END <> output_tokens, false) AS doubted
+  FROM numbered WINDOW r AS (PARTITION BY request)
 ), reads AS (
-  SELECT request, sequence, read, min(time_ns) AS begin_ns, max(time_ns) AS time_ns,
-         CASE WHEN count(n) = count(*) THEN sum(n)::BIGINT END AS n
-  FROM numbered GROUP BY request, sequence, read
+  SELECT request, sequence, read, min(time_ns) AS begin_ns, max(time_ns) AS time_ns, bool_or(doubted) AS doubted,
+         CASE WHEN count(told) = count(*) AND NOT bool_or(doubted) THEN sum(told)::BIGINT END AS n
+  FROM held GROUP BY request, sequence, read
 ), timed AS (
-  SELECT request, sequence, read, n,
+  SELECT request, sequence, read, n, doubted,
          CASE WHEN read = min(read) OVER (PARTITION BY request, sequence) THEN begin_ns ELSE time_ns END AS time_ns
   FROM reads
 ), gaps AS (
-  SELECT n, time_ns - lag(time_ns) OVER (PARTITION BY request, sequence ORDER BY read) AS gap_ns FROM timed
-), each AS (
+  SELECT request, n, doubted, time_ns - lag(time_ns) OVER (PARTITION BY request, sequence ORDER BY read) AS gap_ns FROM timed
+)"""
+
+_ITL = f"""{_GAPS}, each AS (
   SELECT gap_ns, n, unnest(range(n)) AS j FROM gaps WHERE gap_ns IS NOT NULL AND n > 0
 )
 {_STAT}(SELECT gap_ns * (j + 1) // n - gap_ns * j // n AS v FROM each)"""
@@ -100,8 +106,19 @@ METRICS: dict[str, Metric] = {
             "An emission may hold several tokens (a chunk, accepted drafts): its gap is shared out evenly among them, so a "
             "request's ITLs add "
             "up to its decode time. Emissions that came in one read count as one, since the gap between them is the "
-            "network's. Tokens are read at one vantage per request.",
+            "network's. Tokens are read at one vantage per request. A request whose counts do not add up to the server's total "
+            "is left out: see itl_left_out.",
             _ITL,
+        ),
+        Metric(
+            "itl_left_out",
+            "Requests left out of ITL",
+            "requests",
+            "finished requests with a gap and Σ tokens.count ≠ output_tokens, both known",
+            "Where the server does not tell how many tokens a chunk holds, it is taken as one. If these do not add up to the "
+            "server's total, some chunks held several, and a gap can't be shared out: the request is in no ITL. TPOT, which "
+            "needs the total alone, keeps it.",
+            f"{_GAPS}\nSELECT count(DISTINCT request) AS value\nFROM gaps\nWHERE doubted AND gap_ns IS NOT NULL",
         ),
         Metric(
             "tpot",

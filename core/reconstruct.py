@@ -77,7 +77,7 @@ def reconstruct(trace: Trace) -> Steps:
     """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens."""
     units = _units(trace)
     reads = (
-        metrics.reads(trace.table("tokens"))
+        metrics.reads(trace.table("tokens"), trace.table("requests"))
         .collect()
         .join(units.select("request", "sequence", "unit", "server"), on=["request", "sequence"])
     )
@@ -87,7 +87,7 @@ def reconstruct(trace: Trace) -> Steps:
     for (name,), mine in units.group_by(["server"], maintain_order=True):
         server = trace.manifest.server(str(name)) or Server.model_validate({"name": str(name)})
         part = reads.filter(pl.col("server") == name).sort("unit", "index")
-        part = part.with_columns(pl.col("count").fill_null(1).alias("tokens"))
+        part = part.with_columns(pl.coalesce("count", "emissions").alias("tokens"))
         if part.is_empty():
             continue
         if not _mixes(part):
@@ -213,7 +213,9 @@ def _remarks(seen: _Ints, placed: Placed, reads: pl.DataFrame, units: pl.DataFra
     if placed.over:
         notes.append(f"{placed.over} prompts exceed the batch that the manifest states.")
     if n := reads["count"].null_count():
-        notes.append(f"{n} reads do not say how many tokens they hold; one was taken.")
+        notes.append(f"{n} reads do not say how many tokens they hold; one for each of their chunks was taken.")
+    if n := reads.filter("doubted")["unit"].n_unique():
+        notes.append(f"For {n} sequences that is because their chunks' counts do not add up to the server's total.")
     if n := units["scheduled_ns"].null_count():
         notes.append(f"Of {n} of {units.height} requests the server did not tell when it began; it was inferred.")
     if n := units["cached_tokens"].null_count():

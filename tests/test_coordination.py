@@ -147,12 +147,23 @@ def test_figures_of_the_operating_system() -> None:
         *counter("cpu", "system_ns", 0, 100),
         *counter("cpu", "steal_ns", 0, 100),
         *counter("cpu", "idle_ns", 0, 5000),
+        *counter("hoptrace:9", "on_cpu_ns", 1000, 1050),
     ]
     figures = coordination(MemoryTrace({"requests": [REQUEST], "counters": rows})).os
     assert figures is not None
     assert (figures.processes, figures.cpu_ns, figures.run_delay_ns, figures.run_delay_share) == (1, 300, 100, 0.25)
     assert (figures.voluntary_switches, figures.involuntary_switches) == (20, None)
-    assert figures.foreign_cpu_share == 0.7 and figures.per_token(figures.cpu_ns) == 60.0
+    assert figures.per_token(figures.cpu_ns) == 60.0
+    assert (figures.hoptrace_cpu_ns, figures.hoptrace_cpu_share) == (50, 0.05)
+    assert figures.foreign_cpu_share == 0.65, "1000 busy, 300 the server's, 50 the capture's"
+    told = figures.as_dict()
+    assert (told["hoptrace_cpu_ns"], told["hoptrace_cpu_ns_per_output_token"]) == (50, 10.0)
+    assert (told["hoptrace_cpu_share"], told["foreign_cpu_share"]) == (0.05, 0.65)
+
+    # The server runs inside the capturing process: its time is there once.
+    inside = [*rows[:-1], *counter("hoptrace:7", "on_cpu_ns", 1000, 1300)]
+    figures = coordination(MemoryTrace({"requests": [REQUEST], "counters": inside})).os
+    assert figures is not None and (figures.hoptrace_cpu_ns, figures.foreign_cpu_share) == (None, 0.7)
 
 
 def test_what_is_not_recorded_is_said() -> None:

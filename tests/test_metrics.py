@@ -67,6 +67,29 @@ def test_an_unknown_count_is_told_by_the_next_index_or_gives_no_itl(tmp_path: Pa
     assert itl_ns(trace)["itl_ns"].to_list() == [100, 100, 100]
 
 
+def test_counts_that_are_not_the_servers_total_give_no_itl(tmp_path: Path) -> None:
+    # The proxy took each chunk as one token; the server counted 5 in request 1, so one of its three chunks held several.
+    trace = write(
+        tmp_path / "t.trace",
+        requests=[request(1, output_tokens=5), request(2, output_tokens=3), request(3), request(4, output_tokens=9)],
+        tokens=tokens(1, (2000, 1), (2300, 1), (2900, 1))
+        + tokens(2, (2000, 1), (2100, 1), (2200, 1))
+        + tokens(3, (2000, 1), (2050, 1))  # no total is known: nothing to hold them against
+        + tokens(4, (2000, 1)),  # a total that is not reached, but no gap either
+    )
+    assert itl_ns(trace).select("request", "itl_ns").rows() == [(2, 100), (2, 100), (3, 50)]
+    assert emissions(trace).filter(pl.col("doubted")).select("request", "count").rows() == [(1, None)] * 3 + [(4, None)]
+    s = summary(trace)
+    assert s.itl_left_out == 1 and s.as_dict()["itl_left_out"] == 1
+    same(trace)
+
+
+def test_the_counts_of_all_sequences_make_the_total(tmp_path: Path) -> None:
+    rows = tokens(1, (2000, 1), (2300, 2)) + tokens(1, (2000, 1), (2400, 1), sequence=1)
+    trace = write(tmp_path / "t.trace", requests=[request(1, output_tokens=5)], tokens=rows)
+    assert itl_ns(trace)["itl_ns"].to_list() == [150, 150, 400]
+
+
 def test_two_vantages_are_counted_once(tmp_path: Path) -> None:
     seen = tokens(1, (2000, 1), (2300, 1))
     twice = seen + [{**r, "vantage": "engine", "time_ns": r["time_ns"] - 50} for r in seen]
@@ -109,7 +132,7 @@ def test_failed_and_unfinished_requests_are_counted_and_not_averaged_in(tmp_path
     trace = write(
         tmp_path / "t.trace",
         requests=[
-            request(1, first_token_ns=2000, output_tokens=3),
+            request(1, first_token_ns=2000, output_tokens=2),
             request(2, first_token_ns=9_000_000, finish_ns=9_900_000, error="The server closed the stream.", output_tokens=5),
             request(3, first_token_ns=7_000_000, finish_ns=None, output_tokens=5),
         ],
@@ -121,8 +144,8 @@ def test_failed_and_unfinished_requests_are_counted_and_not_averaged_in(tmp_path
     assert (s.requests, s.finished, s.failed, s.unfinished) == (3, 1, 1, 1)
     assert s["ttft"] == Stat(1, 1000, 1000, 1000, 1000)
     assert s["itl"] == Stat(1, 100, 100, 100, 100)
-    assert (s.duration_ns, s.output_tokens) == (8000, 3)
-    assert s.output_tokens_per_s == pytest.approx(3 / 8000 * 1e9)
+    assert (s.duration_ns, s.output_tokens) == (8000, 2)
+    assert s.output_tokens_per_s == pytest.approx(2 / 8000 * 1e9)
 
 
 def test_an_unknown_output_length_leaves_the_throughput_unknown(tmp_path: Path) -> None:
@@ -148,7 +171,7 @@ def same(trace: Trace) -> None:
     s = summary(trace)
     for name in ("ttft", "visible_ttft", "itl", "tpot", "e2e", "queue"):
         assert trace.sql(METRICS[name].sql).row(0) == tuple(s[name].as_dict().values()), name
-    for name in ("failed", "unfinished"):
+    for name in ("failed", "unfinished", "itl_left_out"):
         assert trace.sql(METRICS[name].sql)["value"].item() == getattr(s, name)
     for name in ("output_tokens_per_s", "requests_per_s"):
         assert trace.sql(METRICS[name].sql)["value"].item() == pytest.approx(getattr(s, name)), name
@@ -166,6 +189,7 @@ def test_sql_gives_the_same_figures(tmp_path: Path) -> None:
                 st.tuples(st.integers(0, 10**7), st.one_of(st.none(), st.integers(1, 5)), st.booleans()), min_size=1, max_size=6
             ),
             st.sampled_from(["ok", "failed", "unfinished"]),
+            st.sampled_from([0, 0, 1]),
         ),
         min_size=1,
         max_size=5,
@@ -173,7 +197,7 @@ def test_sql_gives_the_same_figures(tmp_path: Path) -> None:
 )
 def test_sql_gives_the_same_figures_on_hostile_traces(data: list, tmp_path_factory: pytest.TempPathFactory) -> None:
     requests, rows = [], []
-    for i, (reads, state) in enumerate(data):
+    for i, (reads, state, more) in enumerate(data):
         now, index = 10_000 + i, 0
         for gap, count, coalesced in reads:
             now += gap
@@ -183,13 +207,14 @@ def test_sql_gives_the_same_figures_on_hostile_traces(data: list, tmp_path_facto
             index += count or 2
         requests.append(
             request(
-                i, arrival_ns=1000 * i, first_token_ns=rows[-len(reads)]["time_ns"], last_token_ns=now, output_tokens=index,
-                finish_ns=None if state == "unfinished" else now + 5, error="broke" if state == "failed" else None,
+                i, arrival_ns=1000 * i, first_token_ns=rows[-len(reads)]["time_ns"], last_token_ns=now,
+                output_tokens=index + more, finish_ns=None if state == "unfinished" else now + 5, error="broke" if state == "failed" else None,
             )
         )  # fmt: skip
     trace = write(tmp_path_factory.mktemp("h") / "t.trace", requests=requests, tokens=rows)
     s = summary(trace)
     assert trace.sql(METRICS["itl"].sql).row(0) == tuple(s["itl"].as_dict().values())
+    assert trace.sql(METRICS["itl_left_out"].sql)["value"].item() == s.itl_left_out
     assert trace.sql(METRICS["ttft"].sql).row(0) == tuple(s["ttft"].as_dict().values())
     assert s.finished + s.failed + s.unfinished == len(data)
 

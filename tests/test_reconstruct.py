@@ -234,7 +234,8 @@ def laws(trace: Trace) -> None:
     assert got.steps["prefill_tokens"].sum() == computed
     made = got.residency.filter(pl.col("phase") == "decode")
     assert ((made["last_step"] - made["first_step"] + 1) * made["tokens_per_step"]).sum() == got.steps["decode_tokens"].sum()
-    came_first = metrics.reads(trace.table("tokens")).group_by("request").agg(pl.col("count").first()).collect()["count"].sum()
+    seen = metrics.reads(trace.table("tokens"), trace.table("requests"))
+    came_first = seen.group_by("request").agg(pl.col("count").first()).collect()["count"].sum()
     assert got.steps["decode_tokens"].sum() + came_first == trace.rows("tokens")
 
 
@@ -294,3 +295,19 @@ def test_a_real_capture_agrees_with_the_servers_own_counters(
     # Neighbours on the machine made the same step take 12 to 60 ms; the mean is right all the same.
     assert abs(cost.error["bias"]) < 0.03 and cost.error["p50"] < 0.35
     assert 8e6 < cost.cost_ns(decode_requests=1, decode_context_tokens=100) < 20e6
+
+
+def test_counts_that_are_not_the_servers_total_are_unknown(tmp_path: Path) -> None:
+    trace = synthetic_trace(tmp_path / "a.trace", requests=6, seed=2).trace
+    tables = {n: trace.table(n).collect() for n in ("requests", "stages", "tokens")}
+    number = tables["requests"].filter(pl.col("output_tokens") > 3)["request"][0]
+    more = pl.when(pl.col("request") == number).then(pl.col("output_tokens") + 2).otherwise("output_tokens")
+    tables["requests"] = tables["requests"].with_columns(more.alias("output_tokens"))
+    with TraceWriter(tmp_path / "b.trace", Manifest(origin="recorded", servers=trace.manifest.servers), background=False) as w:
+        for name, rows in tables.items():
+            w.append_arrow(name, rows.to_arrow())
+    got = steps_of(hoptrace.open(tmp_path / "b.trace"))
+    n = tables["tokens"].filter(pl.col("request") == number).height
+    assert got.note is not None and f"{n} reads do not say how many tokens they hold; one for each of their chunks" in got.note
+    assert "For 1 sequences that is because" in got.note
+    assert "do not say" not in str(steps_of(trace).note)

@@ -47,6 +47,18 @@ def test_json(snapshot: SnapshotAssertion) -> None:
     assert json.dumps(stable(found), indent=1, ensure_ascii=False) == snapshot
 
 
+def test_requests_left_out_of_itl_are_told() -> None:
+    said = "ITL leaves out 1 of 11 finished requests: their tokens, counted chunk by chunk, are not the server's total"
+    assert said not in text_of(small_trace(), 400)
+    whole = small_trace()
+    rows = {t: whole.table(t).collect().to_dicts() for t in ("requests", "tokens", "stages")}
+    rows["requests"][0]["output_tokens"] += 1
+    trace = MemoryTrace(rows, whole.manifest)
+    r = report(trace)
+    assert r.as_dict()["metrics"]["itl_left_out"] == 1
+    assert said in text_of(trace, 400)
+
+
 def test_the_same_trace_gives_the_same_report() -> None:
     assert report(small_trace()).as_dict() == report(small_trace()).as_dict()
 

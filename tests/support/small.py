@@ -62,6 +62,12 @@ def small_trace(*, slower_ms: int = 0, name: str = "small", counters: bool = Tru
                     "time_ns": t, "host": "h", "entity": "process:7", "name": name_, "value_int": v, "semantics": "cumulative",
                     "width_bits": 64, "unit": "ns",
                 })  # fmt: skip
+        for entity, name_, last in (("hoptrace:9", "on_cpu_ns", 5 * _MS), ("cpu", "user_ns", 310 * _MS)):
+            for t, v in ((0, 0), (400 * _MS, last)):
+                rows["counters"].append({
+                    "time_ns": t, "host": "h", "entity": entity, "name": name_, "value_int": v, "semantics": "cumulative",
+                    "width_bits": 64, "unit": "ns",
+                })  # fmt: skip
     manifest = Manifest(
         origin="recorded", created_utc="2026-01-01T00:00:00+00:00", servers=[_SERVER], closed=True,
         rows_dropped={"buffer full": 2},
