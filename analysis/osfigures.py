@@ -27,8 +27,8 @@ class OsFigures:
     """Sums over the server's processes during the trace; null where it was not counted.
 
     ``window_ns``: the time over which the CPU time was counted. ``hoptrace_cpu_ns``: what the capture itself took (collectors,
-    proxy, and what else runs in that process), and ``hoptrace_cpu_share`` its share of the machine's busy CPU time; both null where
-    the capture runs in the server's own process. ``foreign_cpu_share``: share that was neither the servers' nor the
+    proxy, and what else runs in that process), and ``hoptrace_cpu_share`` its share of the machine's busy CPU time; both null
+    where the capture runs in the server's own process. ``foreign_cpu_share``: share that was neither the servers' nor the
     capture's. ``breaks``: restarts of a process or resets of a counter; with any of them sums are lower bounds.
     """
 

@@ -23,7 +23,7 @@ async def explain(
     try:
         server = await identify(api)
         if server.engine == "llama.cpp":
-            await llamacpp.describe(api, server)
+            await llamacpp.describe(api, server, finder(pid, api.url) if pid is not None else None)
         host = own_host()
         collectors: list[Collector] = []
         if server.engine == "llama.cpp":

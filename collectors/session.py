@@ -89,7 +89,7 @@ class Session:
         self.out = Path(out)
         self._api = Api(url, key)
         self._listen = proxy
-        self._pid: int | Literal["auto"] | None = pid
+        self._find = finder(pid, self._api.url) if pid is not None else None
         self._every_s = every_s
         self._hashes, self._group, self._hash_key = hashes, group, hash_key
         self._title = title
@@ -132,7 +132,7 @@ class Session:
         sock = None
         try:
             server = self.server = await identify(self._api)
-            notes = await llamacpp.describe(self._api, server) if server.engine == "llama.cpp" else []
+            notes = await llamacpp.describe(self._api, server, self._find) if server.engine == "llama.cpp" else []
             sock = listen(*self._listen) if self._listen is not None else None
             self._writer = TraceWriter(self.out, self._manifest(server, notes))
         except BaseException:
@@ -179,10 +179,10 @@ class Session:
         if server.engine == "llama.cpp":
             found.append(llamacpp.MetricsCollector(self._api, server.name, self._host, self._writer))
             found.append(llamacpp.SlotsCollector(self._api, server.name, self._host, self._writer))
-        if self._pid is None:
+        if self._find is None:
             self.findings["process"] = Finding(False, "turned off by --pid none")
         else:
-            found.append(ProcessCollector(finder(self._pid, self._api.url), self._host, self._writer))
+            found.append(ProcessCollector(self._find, self._host, self._writer))
         return found
 
     def _manifest(self, server: Server, notes: list[str]) -> Manifest:
@@ -264,7 +264,7 @@ class Session:
         except HoptraceError:
             return False
         if server.engine == "llama.cpp":
-            await llamacpp.describe(self._api, server)
+            await llamacpp.describe(self._api, server, self._find)
         for c in self._running:
             if c.name not in self._renewed:
                 c.restarted()

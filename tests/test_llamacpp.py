@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,8 +19,9 @@ from hoptrace.collectors.engines.http import Api, base_url
 from hoptrace.collectors.engines.identify import identify
 from hoptrace.collectors.engines.llamacpp import KNOWN, MetricsCollector, SlotsCollector, describe
 from hoptrace.collectors.engines.prometheus import Kind, samples
+from hoptrace.collectors.hardware.listener import Found
 from hoptrace.errors import EnvironmentProblem, UsageError
-from hoptrace.manifest import Manifest
+from hoptrace.manifest import Manifest, Server
 from hoptrace.writer import TraceWriter
 
 DATA = Path(__file__).parent / "data" / "llamacpp"
@@ -64,6 +66,84 @@ async def test_the_server_as_it_describes_itself() -> None:
     assert server.engine_version == "b0-unknown"
     assert server.kv_capacity_tokens is None, "no endpoint tells whether slots share one context"
     assert any("max_batched_tokens 2048 is llama.cpp's default" in n for n in notes), "what is assumed is said"
+
+
+def tiny_gguf(path: Path) -> Path:
+    """2 layers, 4 heads of 16, 2 KV heads, hidden 64; 512 weights in 2048 bytes."""
+    import numpy as np
+    from gguf import GGUFWriter
+
+    w = GGUFWriter(path, "llama")
+    w.add_block_count(2)
+    w.add_embedding_length(64)
+    w.add_head_count(4)
+    w.add_head_count_kv(2)
+    w.add_tensor("a", np.zeros((8, 64), dtype=np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+async def described(path: str, meta: dict[str, int] | None, pid: int | None = None) -> tuple[Server, list[str]]:
+    """What is told of a server that says its model lies at ``path`` and is as ``meta`` says."""
+    props = json.loads((DATA / "props.json").read_text()) | {"model_path": path}
+    models = json.loads((DATA / "models.json").read_text())
+    models["data"][0]["meta"] = meta
+    told = {"/props": props, "/v1/models": models}
+
+    def get(request: Any) -> Any:
+        return web.json_response(told[request.path]) if request.path in told else None
+
+    async with serve(Toy(get=get)) as toy:
+        api = Api(toy.url)
+        server = Server(name="s", engine="llama.cpp")
+        notes = await describe(api, server, lambda: Found(pid))
+        await api.close()
+    return server, notes
+
+
+TINY = {"n_params": 512, "n_embd": 64, "size": 2048}
+
+
+def geometry(server: Server) -> tuple[int | None, ...]:
+    return (server.layers, server.heads, server.kv_heads, server.head_size, server.hidden_size, server.parameters,
+            server.weight_bytes)  # fmt: skip
+
+
+async def test_the_geometry_comes_from_the_models_file(tmp_path: Path) -> None:
+    file = tiny_gguf(tmp_path / "m.gguf")
+    server, _ = await described(str(file), TINY)
+    assert geometry(server) == (2, 4, 2, 16, 64, 512, 2048) and server.kv_dtype == "f16"
+    assert server.model_path == str(file) and server.model == "m.gguf"
+
+
+async def test_a_relative_path_is_seen_from_the_servers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    tiny_gguf(tmp_path / "models" / "m.gguf")
+    monkeypatch.chdir(tmp_path)
+    server, _ = await described("models/m.gguf", TINY, os.getpid())
+    assert geometry(server) == (2, 4, 2, 16, 64, 512, 2048)
+    server, notes = await described("models/m.gguf", TINY)
+    assert server.layers is None and any("path is relative" in n for n in notes)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"n_params": 513, "n_embd": 64}, {"n_params": 512, "n_embd": 128}, None],
+    ids=["other size", "other width", "the server tells nothing, its process is not known"],
+)
+async def test_another_file_of_the_same_name_is_not_believed(tmp_path: Path, meta: dict[str, int] | None) -> None:
+    server, notes = await described(str(tiny_gguf(tmp_path / "m.gguf")), meta)
+    assert (server.layers, server.kv_heads, server.kv_dtype) == (None, None, None)
+    assert any("the file of that name here is not the server's model" in n for n in notes)
+
+
+async def test_a_part_of_a_model_tells_the_geometry_and_the_server_the_size(tmp_path: Path) -> None:
+    file = tiny_gguf(tmp_path / "m-00001-of-00002.gguf")
+    server, _ = await described(str(file), {"n_params": 1024, "n_embd": 64, "size": 4096})
+    assert geometry(server) == (2, 4, 2, 16, 64, 1024, 4096)
 
 
 async def test_endpoints_that_are_off_say_which_flag_turns_them_on(tmp_path: Path) -> None:

@@ -208,7 +208,8 @@ def test_sql_gives_the_same_figures_on_hostile_traces(data: list, tmp_path_facto
         requests.append(
             request(
                 i, arrival_ns=1000 * i, first_token_ns=rows[-len(reads)]["time_ns"], last_token_ns=now,
-                output_tokens=index + more, finish_ns=None if state == "unfinished" else now + 5, error="broke" if state == "failed" else None,
+                output_tokens=index + more, finish_ns=None if state == "unfinished" else now + 5,
+                error="broke" if state == "failed" else None,
             )
         )  # fmt: skip
     trace = write(tmp_path_factory.mktemp("h") / "t.trace", requests=requests, tokens=rows)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hoptrace.collectors.base import Finding, ServerAway
 from hoptrace.collectors.engines.http import Api, Reply
 from hoptrace.collectors.engines.prometheus import Kind, samples
+from hoptrace.collectors.hardware.listener import Found
 from hoptrace.errors import HoptraceError
 from hoptrace.gguf_file import read_gguf
 from hoptrace.manifest import Server
@@ -55,8 +57,11 @@ def _get(data: object, *path: str) -> Any:
     return data
 
 
-async def describe(api: Api, server: Server) -> list[str]:
-    """Fill ``server`` with what ``/props``, ``/slots``, ``/v1/models`` and the model's file tell; gives notes on the rest."""
+async def describe(api: Api, server: Server, find: Callable[[], Found] | None = None) -> list[str]:
+    """Fill ``server`` with what ``/props``, ``/slots``, ``/v1/models`` and the model's file tell; gives notes on the rest.
+
+    ``find`` tells the server's process, whose folder and root the model's path is seen from.
+    """
     notes: list[str] = []
     props_reply, models_reply = await api.get("/props"), await api.get("/v1/models")
     props = props_reply.json() if props_reply.ok else None
@@ -81,7 +86,7 @@ async def describe(api: Api, server: Server) -> list[str]:
     if isinstance(path, str):
         server.model_path = path
         server.model = path.rsplit("/", 1)[-1]
-        notes += await asyncio.to_thread(_geometry, server, Path(path))
+        notes += await asyncio.to_thread(_geometry, server, path, find)
     else:
         notes.append(f"{server.name}: the model's file is not known ({_why(props_reply, '/props', '--props')}).")
     told = {k: _get(props, k) for k in ("model_ftype", "modalities", "endpoint_slots", "endpoint_metrics")}
@@ -89,16 +94,40 @@ async def describe(api: Api, server: Server) -> list[str]:
     return notes
 
 
-def _geometry(server: Server, path: Path) -> list[str]:
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+def _geometry(server: Server, path: str, find: Callable[[], Found] | None) -> list[str]:
     """Layers, heads and sizes from the model's own file, if it is on this machine."""
-    try:
-        model = read_gguf(path)
-    except HoptraceError:
+    pid = find().pid if find is not None else None
+    places = [] if pid is None else [Path(f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}")]
+    if path.startswith("/"):
+        places.append(Path(path))
+    elif not places:
+        return [
+            f"{server.name}: layers and heads are not known: the model's path is relative, and the server's process is not known "
+            "(--pid)."
+        ]
+    model = None
+    for place in places:
+        try:
+            model = read_gguf(place)
+            break
+        except (HoptraceError, OSError):
+            continue
+    if model is None:
         return [f"{server.name}: layers and heads are not known: the model's file can't be read here."]
-    for name in ("layers", "heads", "kv_heads", "head_size", "hidden_size", "parameters", "weight_bytes"):
+    split = _SPLIT.search(path) is not None
+    # On another machine, or in a container, the same path may be another file: the server's own figures tell.
+    same = pid is not None if server.parameters is None else split or model.parameters == server.parameters
+    if not same or (server.hidden_size or model.hidden_size) != model.hidden_size:
+        return [f"{server.name}: layers and heads are not known: the file of that name here is not the server's model."]
+    for name in ("layers", "heads", "kv_heads", "head_size", "hidden_size"):
         value = getattr(model, name)
         if value is not None:
             setattr(server, name, value)
+    if not split:  # a part tells its own size only
+        server.parameters, server.weight_bytes = model.parameters, model.weight_bytes
     server.kv_dtype = "f16"
     return [f"{server.name}: kv_dtype f16 is llama.cpp's default (-ctk, -ctv), no endpoint tells it."]
 
