@@ -1,7 +1,7 @@
 """What a local GGUF file says of its model: geometry, parameters, size. Reads the header only; no tensor is loaded.
 
-The `gguf` package's own reader builds an object for every token of the vocabulary, which takes seconds; this walks the same
-header with that package's tables of types and skips what it does not need.
+Follows the GGUF specification (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The `gguf` package's own reader builds
+an object for every token of the vocabulary, which takes seconds; this skips what it does not need.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+# Weights in a block and bytes of a block, by ggml's number of the tensor type (a test holds them against the `gguf` package).
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98),
+    19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8),
+    28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +108,6 @@ def _read(f: BinaryIO, file_bytes: int) -> GgufModel:
 
 
 def _tensors(f: BinaryIO, count: int) -> tuple[int, int]:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
     parameters = weight_bytes = 0
     for _ in range(count):
         _string(f)
@@ -112,7 +117,10 @@ def _tensors(f: BinaryIO, count: int) -> tuple[int, int]:
         elements = 1
         for _ in range(dims):
             elements *= int(_number(f, "Q"))
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(int(_number(f, "I")))]
+        kind = int(_number(f, "I"))
+        if kind not in _BLOCKS:
+            raise ValueError(f"tensors of type {kind} are not known")
+        block, block_bytes = _BLOCKS[kind]
         _number(f, "Q")
         parameters += elements
         weight_bytes += elements // block * block_bytes

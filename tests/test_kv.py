@@ -122,6 +122,16 @@ def test_a_gguf_header(tmp_path: Path) -> None:
     assert m.file_bytes == file.stat().st_size
 
 
+def test_sizes_of_tensor_types_are_ggmls() -> None:
+    from gguf.constants import GGML_QUANT_SIZES
+
+    from hoptrace.gguf_file import _BLOCKS
+
+    theirs = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+    assert {kind: sizes for kind, sizes in _BLOCKS.items() if kind in theirs and theirs[kind] != sizes} == {}
+    assert len(_BLOCKS.keys() & theirs.keys()) >= 30
+
+
 def test_files_that_are_no_gguf(tmp_path: Path) -> None:
     whole = gguf(tmp_path / "m.gguf").read_bytes()
     for name, data in {
