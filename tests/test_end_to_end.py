@@ -14,21 +14,10 @@ from pathlib import Path
 import pytest
 
 import hoptrace
-from hoptrace.demo_model import fetch_model
 from hoptrace.demo_server import DemoServer, free_port
-from hoptrace.errors import EnvironmentProblem
 from hoptrace.samples import sample
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    pytest.importorskip("xllamacpp", reason="needs the extra `demo`")
-    try:
-        return fetch_model()
-    except EnvironmentProblem as e:
-        pytest.skip(f"needs the demo's model: {e}")
 
 
 @pytest.fixture

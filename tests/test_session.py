@@ -164,15 +164,9 @@ def test_keys_are_made_once_and_kept_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
-def test_a_real_server(tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp")
-    from hoptrace.demo_model import cached_model
+def test_a_real_server(model: Path, tmp_path: Path) -> None:
     from hoptrace.demo_server import DemoServer
 
-    told = os.environ.get("HOPTRACE_TEST_MODEL")
-    model = Path(told) if told else cached_model()
-    if model is None or not model.is_file():
-        pytest.skip("no model: run `hoptrace demo` once, or set HOPTRACE_TEST_MODEL")
     out = tmp_path / "t.trace"
     with DemoServer(model, slots=2, log=tmp_path / "log") as server:
         pid = server.pid
@@ -198,5 +192,8 @@ def test_a_real_server(tmp_path: Path) -> None:
         counted = [t["count"] for t in rows(out, "tokens") if t["request"] == r["request"]]
         assert sum(counted) == r["output_tokens"]
     (told_server,) = hoptrace.open(out).manifest.servers
-    assert (told_server.layers, told_server.max_sequences, told_server.pid) == (30, 2, pid)
+    assert (told_server.max_sequences, told_server.pid) == (2, pid)
+    t = told_server
+    assert (t.layers, t.heads, t.kv_heads, t.head_size, t.hidden_size) == (30, 9, 3, 64, 576)
+    assert (t.parameters, t.weight_bytes, t.kv_dtype) == (134_515_008, 96_576_768, "f16")
     assert rows(out, "steps"), "steps are reconstructed and stored at the end"
