@@ -8,7 +8,7 @@ from typing import Protocol
 __all__ = ["Collector", "Finding", "ServerAway"]
 
 
-class ServerAway(Exception):  # noqa: N818 - a state of the world, not a fault
+class ServerAway(Exception):
     """The server can't be reached at present. The session waits for it."""
 
 

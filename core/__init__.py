@@ -14,5 +14,6 @@ try:
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-from hoptrace.reader import Trace  # noqa: E402 - the version must be there first: the writer reads it
-from hoptrace.reader import open_trace as open  # noqa: E402
+# After the version, which the writer reads.
+from hoptrace.reader import Trace
+from hoptrace.reader import open_trace as open  # noqa: A004 - hoptrace.open(...) reads as it should

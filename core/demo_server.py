@@ -75,7 +75,9 @@ class DemoServer:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise EnvironmentProblem(f"The llama.cpp server ended at once: {self._last_words()}", hint=f"Its log is {self.log}.")
+                raise EnvironmentProblem(
+                    f"The llama.cpp server ended at once: {self._last_words()}", hint=f"Its log is {self.log}."
+                )
             try:
                 with urllib.request.urlopen(self.url + "/health", timeout=2) as answer:
                     if answer.status == 200:

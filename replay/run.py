@@ -29,6 +29,7 @@ __all__ = ["FramesTrace", "Replayed", "drift", "predict", "replay", "write"]
 
 Progress = Callable[[str], None]
 _DRIFT = 0.15
+_NOISE = 0.1
 
 
 class FramesTrace(Trace):
@@ -236,9 +237,21 @@ def _warnings(
         low, high = features.min(axis=0), features.max(axis=0)
         found += outside(cost.domain, {f: (int(low[i]), int(high[i])) for i, f in enumerate(FEATURES)})
     if cost.origin == "fitted":
+        found += noise(cost)
         found += drift(seen.steps, cost)
     found += cost.notes
     return list(dict.fromkeys(found))
+
+
+def noise(cost: StepCost) -> list[str]:
+    """What the mean cost of a step leaves out: equal steps that took unequal time."""
+    p95 = cost.error.get("p95") if cost.error else None
+    if not isinstance(p95, float) or p95 <= _NOISE:
+        return []
+    return [
+        f"Each step takes its mean time; recorded ones were up to {100 * p95:.0f} % off it (p95). That scatter is not predicted, "
+        "so p95 and p99 of ITL and TPOT come out too short."
+    ]
 
 
 def drift(steps: pl.DataFrame, cost: StepCost) -> list[str]:

@@ -16,11 +16,12 @@ from hoptrace.cli import _VERBS, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND = re.compile(r"^\$ (.+?)\n(.*?)(?=^\$ |\Z)", re.DOTALL | re.MULTILINE)
 SESSIONS = [
     (path.name, command, output.strip("\n"))
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for block in re.findall(r"```console\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
-    for command, output in re.findall(r"^\$ (.+?)\n(.*?)(?=^\$ |\Z)", block, re.S | re.M)
+    for command, output in COMMAND.findall(block)
 ]
 
 
@@ -28,7 +29,9 @@ def _run(command: str, cwd: Path) -> str:
     words = shlex.split(command)
     assert words[0] == "hoptrace"
     env = {**os.environ, "COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, "-m", *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
