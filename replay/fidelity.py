@@ -9,8 +9,9 @@ import polars as pl
 
 from hoptrace.metrics import Stat, itl_ns, request_metrics, stat
 from hoptrace.reader import Trace
+from hoptrace.stepcost import StepCost
 
-__all__ = ["METRICS", "STATISTICS", "Comparison", "Difference", "compare"]
+__all__ = ["METRICS", "STATISTICS", "Comparison", "Difference", "compare", "speed"]
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p95", "p99")
@@ -87,6 +88,18 @@ class Comparison:
             "per_request_pct": self.per_request,
             "notes": list(self.notes),
         }
+
+
+def speed(steps: pl.DataFrame, cost: StepCost) -> float | None:
+    """Time that steps took ÷ time that a step cost gives them; null without steps that it can price.
+
+    With the cost fitted to one capture and the steps of another of the same server, 1.1 says that equal steps took a tenth longer
+    in the other: the machine's drift, or the fit's error on that mix of steps.
+    """
+    needed = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
+    known = steps.drop_nulls(needed)
+    priced = int(cost.cost_ns_array(known).sum()) if known.height else 0
+    return int((known["end_ns"] - known["start_ns"]).sum()) / priced if priced > 0 else None
 
 
 def compare(observed: Trace, predicted: Trace) -> Comparison:

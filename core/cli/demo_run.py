@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -14,15 +14,35 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 import hoptrace
 from hoptrace.cli.demo_plan import SLICE, measure, write_workload
-from hoptrace.cli.demo_view import print_comparison, quiet_enough
+from hoptrace.cli.demo_view import drift, print_comparison, quiet_enough
 from hoptrace.demo_model import fetch_model
 from hoptrace.demo_server import DemoServer
 from hoptrace.errors import EnvironmentProblem
 from hoptrace.reader import Trace
 
-__all__ = ["Options", "run"]
+if TYPE_CHECKING:
+    from hoptrace.replay.fidelity import Comparison
+
+__all__ = ["Options", "Results", "run"]
 
 _SLOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What came out: the traces by name, and three comparisons.
+
+    ``own``: four slots replayed, against the capture. ``one``: one slot predicted, against its own capture. ``steady``: the
+    same with each step at the speed of the second capture, so that what is left is not the machine's drift. ``slower``: time of
+    steps in the second capture ÷ time of equal steps in the first.
+    """
+
+    traces: dict[str, Trace]
+    own: Comparison | None
+    one: Comparison
+    steady: Comparison
+    slower: float | None
+    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +77,16 @@ def run(o: Options) -> None:
         console=err,
         disable=o.quiet,
     ) as progress:
-        traces, own, outcome, warnings = _steps(o, model, progress)
-    _show(o, err, traces, own, outcome, warnings)
+        results = _steps(o, model, progress)
+    _show(o, err, results)
 
 
-def _steps(o: Options, model: Path, progress: Progress) -> tuple[dict[str, Trace], Any, Any, list[str]]:
-    from hoptrace.replay.fidelity import compare
+def _steps(o: Options, model: Path, progress: Progress) -> Results:
+    from hoptrace.reconstruct import steps_of
+    from hoptrace.replay.fidelity import compare, speed
     from hoptrace.replay.run import predict, write
     from hoptrace.samples import sample
+    from hoptrace.stepcost import fit
 
     paths = {
         n: o.folder / f"{n}.trace" for n in ("workload", "four-slots", "four-slots-replayed", "one-slot-predicted", "one-slot")
@@ -75,8 +97,7 @@ def _steps(o: Options, model: Path, progress: Progress) -> tuple[dict[str, Trace
         task = progress.add_task("measuring this machine", total=1)
         # Compiling the replay's kernel takes seconds of CPU on a first run: not while the server is being measured.
         predict(hoptrace.open(sample(SLICE)), "four-slots", cost="fixed:1,1")
-        speed = measure(server.url)
-        write_workload(sample(SLICE), paths["workload"], speed, requests=o.requests, span_s=o.span_s)
+        write_workload(sample(SLICE), paths["workload"], measure(server.url), requests=o.requests, span_s=o.span_s)
         progress.update(task, advance=1)
         _capture(server, paths["workload"], paths["four-slots"], progress, f"capturing the real server, {_SLOTS} slots")
 
@@ -94,9 +115,17 @@ def _steps(o: Options, model: Path, progress: Progress) -> tuple[dict[str, Trace
         _capture(server, paths["workload"], paths["one-slot"], progress, "capturing the real server, one slot")
 
     traces = {name: hoptrace.open(path) for name, path in paths.items()}
-    outcome = compare(traces["one-slot"], traces["one-slot-predicted"])
+    steps = steps_of(traces["one-slot"]).steps
+    steady = predict(four, "one-slot", cost=fit(steps))
     info = traces["one-slot-predicted"].manifest.replay
-    return traces, own.own, outcome, [] if info is None else info.warnings
+    return Results(
+        traces=traces,
+        own=own.own,
+        one=compare(traces["one-slot"], traces["one-slot-predicted"]),
+        steady=compare(traces["one-slot"], steady.trace),
+        slower=speed(steps, predicted.cost),
+        warnings=[] if info is None else info.warnings,
+    )
 
 
 def _capture(server: DemoServer, workload: Path, out: Path, progress: Progress, title: str) -> None:
@@ -114,19 +143,21 @@ def _capture(server: DemoServer, workload: Path, out: Path, progress: Progress, 
         )
 
 
-def _show(o: Options, err: Console, traces: dict[str, Trace], own: Any, outcome: Any, warnings: list[str]) -> None:
+def _show(o: Options, err: Console, r: Results) -> None:
     from hoptrace.analysis.report import report
     from hoptrace.analysis.report_text import print_report
 
-    result = report(traces["four-slots"])
-    quiet, words = quiet_enough({name: _cpu_wait(traces[name]) for name in ("four-slots", "one-slot")})
+    result = report(r.traces["four-slots"])
+    quiet, words = quiet_enough({name: _others(r.traces[name]) for name in ("four-slots", "one-slot")})
     if o.as_json:
         figures = {
-            "traces": {name: str(t.path) for name, t in traces.items()},
-            "own_policy": own.as_dict(),
-            "one_slot": outcome.as_dict(),
+            "traces": {name: str(t.path) for name, t in r.traces.items()},
+            "own_policy": None if r.own is None else r.own.as_dict(),
+            "one_slot": r.one.as_dict(),
+            "one_slot_at_its_own_speed": r.steady.as_dict(),
+            "time_of_equal_steps": r.slower,
             "quiet": quiet,
-            "warnings": [words, *warnings],
+            "warnings": [words, *r.warnings],
             "report": result.as_dict(),
         }
         click.echo(json.dumps(figures))
@@ -135,30 +166,31 @@ def _show(o: Options, err: Console, traces: dict[str, Trace], own: Any, outcome:
     out.print()
     if not o.quiet:
         print_report(result, out)
-        print_comparison(out, f"The same {_SLOTS} slots replayed: the error of the method", own)
-        out.print()
-    print_comparison(out, "One slot instead of four: predicted from the capture above, then measured", outcome)
+        if r.own is not None:
+            print_comparison(out, f"The same {_SLOTS} slots replayed: the error of the method", r.own)
+            out.print()
+    print_comparison(out, "One slot instead of four: predicted from the capture above, then measured", r.one)
+    out.print(drift(r.slower, r.steady), soft_wrap=True)
     out.print(words if quiet else f"[yellow]{words}[/yellow]", soft_wrap=True)
     if o.quiet:
         return
-    for warning in warnings:
+    for warning in r.warnings:
         out.print(f"[yellow]note[/yellow] {warning}", soft_wrap=True)
     out.print("\nKept:")
-    for trace in traces.values():
+    for trace in r.traces.values():
         out.print(f"  {trace.path}", soft_wrap=True)
-    out.print(
-        f"Next: hoptrace replay {traces['four-slots'].path} --set batching.max_sequences=2 -o two-slots.trace", soft_wrap=True
-    )
+    four = r.traces["four-slots"].path
+    out.print(f"Next: hoptrace replay {four} --set batching.max_sequences=2 -o two-slots.trace", soft_wrap=True)
     if o.app:
         shown = ("four-slots", "one-slot-predicted", "one-slot", "four-slots-replayed", "workload")
-        _dashboard([traces[n].path for n in shown], o.browser, err)
+        _dashboard([r.traces[n].path for n in shown], o.browser, err)
 
 
-def _cpu_wait(trace: Trace) -> float | None:
+def _others(trace: Trace) -> float | None:
     from hoptrace.analysis.coordination import coordination
 
     figures = coordination(trace).os
-    return None if figures is None else figures.run_delay_share
+    return None if figures is None else figures.foreign_cpu_share
 
 
 def _dashboard(paths: list[Path], browser: bool, err: Console) -> None:

@@ -10,12 +10,12 @@ from rich.table import Table
 if TYPE_CHECKING:
     from hoptrace.replay.fidelity import Comparison, Difference
 
-__all__ = ["print_comparison", "quiet_enough"]
+__all__ = ["drift", "print_comparison", "quiet_enough"]
 
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "end to end", "queue": "queue", "throughput": "throughput"}
 
-# Above this share of time in which the server waited for a CPU, latencies are the machine's as much as the server's:
-# on a busy two-core machine, identical runs were seen to spread by 30 to 90 %.
+# Above this share of the busy CPU time, latencies are the other processes' as much as the server's: on a busy two-core machine
+# identical runs were seen to spread by 30 to 90 %.
 _DISTURBED = 0.10
 
 
@@ -35,18 +35,30 @@ def print_comparison(out: Console, title: str, comparison: Comparison) -> None:
         out.print(note, soft_wrap=True)
 
 
-def quiet_enough(delays: dict[str, float | None]) -> tuple[bool | None, str]:
-    """Whether the machine was quiet, from the share of time that each run's server waited for a CPU; and that in a sentence."""
-    known = {name: share for name, share in delays.items() if share is not None}
-    if len(known) < len(delays):
-        return None, "How long the server waited for a CPU is unknown, so the error may be the machine's."
+def quiet_enough(others: dict[str, float | None]) -> tuple[bool | None, str]:
+    """Whether the machine was quiet, from the share of busy CPU time that others took in each run; and that in a sentence."""
+    known = {name: share for name, share in others.items() if share is not None}
+    if len(known) < len(others):
+        return None, "How much of the machine others used is unknown, so the error may be theirs."
     said = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in known.items())
     if all(share <= _DISTURBED for share in known.values()):
-        return True, f"The machine was quiet: the server waited for a CPU {said} of the time it wanted one."
+        return True, f"The machine was quiet: others took {said} of its busy CPU time."
     return (
         False,
-        f"The machine was NOT quiet: the server waited for a CPU {said} of the time it wanted one. "
-        "The errors above are other processes' as much as the model's: run the demo again on a quiet machine.",
+        f"The machine was NOT quiet: others took {said} of its busy CPU time. The errors above are theirs as much as the "
+        "model's: run the demo again on a quiet machine.",
+    )
+
+
+def drift(slower: float | None, steady: Comparison) -> str:
+    """How much of the error is the speed of the machine, which no replay can foresee, in a sentence."""
+    if slower is None:
+        return "How fast the machine was in the second capture is unknown."
+    left = ", ".join(f"{_NAMES[m]} {_error(steady.get(m, 'mean'))}" for m in ("ttft", "itl", "e2e"))
+    more = f"{100 * abs(slower - 1):.0f} % {'longer' if slower >= 1 else 'less'}"
+    return (
+        f"Equal steps took {more} in the second capture: the machine's drift, or the step cost. "
+        f"With each step at the second capture's own speed, the error of the means is {left}."
     )
 
 
