@@ -119,8 +119,8 @@ class TraceWriter:
             return
         with self._lock:
             buffer = self._buffer(name)
-            unknown = set().union(*copies) - buffer.names
-            if unknown:
+            if not all(row.keys() <= buffer.names for row in copies):
+                unknown = set().union(*copies) - buffer.names
                 raise KeyError(f"table {name!r} has no column {sorted(map(str, unknown))}")
             if self._refuse(buffer, len(copies)):
                 return

@@ -51,6 +51,30 @@ def test_a_byte_order_mark_at_the_start_only() -> None:
     assert parse(b"\xef\xbb\xbfdata: a\n\n", 1, 2)[0] == [ServerSentEvent("a")]
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"\xef\xbb\xbf",
+        b"data: a\n",
+        b"event: error\n",
+        b"id: 7\n",
+        b"id:\n",
+        b"data: a\r",
+        b"data: a\n\r",
+        b"da",
+        b": c\n",
+        b"\n",
+    ],
+)
+@pytest.mark.parametrize("chunk", [b"data: x\n\n", b"data: \n\n", b"data: x\r\n\n", b"data: \xff\n\n", b"data: x\n\r\n\n"])
+def test_one_line_that_comes_whole_is_no_other_event(before: bytes, chunk: bytes) -> None:
+    data = before + chunk + chunk
+    assert parse(data, len(before), len(before) + len(chunk)) == parse(data, *range(len(data)))
+    small = 70
+    assert parse(data, len(before), len(before) + len(chunk), limit=small) == parse(data, *range(len(data)), limit=small)
+
+
 def test_the_last_event_needs_no_blank_line() -> None:
     assert parse(b"data: a\n\ndata: b")[0] == [ServerSentEvent("a"), ServerSentEvent("b")]
     assert parse(b"data: a\n\ndata: b\n")[0] == [ServerSentEvent("a"), ServerSentEvent("b")]

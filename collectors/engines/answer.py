@@ -28,7 +28,8 @@ class Sequence:
 
 
 class Answer:
-    """One answer. ``emit`` takes rows of `tokens` (sequence, index, time_ns, count, coalesced); ``drop`` counts what is lost."""
+    """One answer. ``emit`` takes rows of `tokens` (sequence, index, time_ns, count, coalesced), its own to keep; ``drop`` counts
+    what is lost."""
 
     def __init__(self, emit: Callable[[list[dict[str, Any]]], None], drop: Callable[[str, int], None]) -> None:
         self._emit = emit
@@ -113,23 +114,28 @@ class Answer:
     def _events(self, events: list[ServerSentEvent], now_ns: int, late: bool) -> int:
         rows: list[dict[str, Any]] = []
         here: set[int] = set()
+        tokens = 0
         for event in events:
             chunk = self._decoder.event(event)
             self._note(chunk)
             for e in chunk.emissions:
-                sequence = self.sequences.setdefault(e.sequence, Sequence())
+                sequence = self.sequences.get(e.sequence)
+                if sequence is None:
+                    sequence = self.sequences[e.sequence] = Sequence()
                 if e.finish_reason is not None:
                     sequence.finish_reason, sequence.ended_ns = e.finish_reason, now_ns
                 if e.count == 0:
                     continue
                 sequence.assumed |= e.count is None
-                rows.append(self._row(e.sequence, sequence, now_ns, e.count or 1, late or e.sequence in here))
+                count = e.count or 1
+                tokens += count
+                rows.append(self._row(e.sequence, sequence, now_ns, count, late or e.sequence in here))
                 here.add(e.sequence)
                 if e.visible and self.first_visible_ns is None:
                     self.first_visible_ns = now_ns
         if rows:
             self._emit(rows)
-        return sum(row["count"] for row in rows)
+        return tokens
 
     def _row(self, number: int, sequence: Sequence, now_ns: int, count: int, coalesced: bool) -> dict[str, Any]:
         row = {"sequence": number, "index": sequence.index, "time_ns": now_ns, "count": count, "coalesced": coalesced}

@@ -29,6 +29,7 @@ RECORDED_PATHS = ("/v1/completions", "/v1/chat/completions", "/completions", "/c
 _LATE_NS = 5_000_000
 _CONNECT_S = 30.0
 _HASHES_AT_ONCE = 256
+_WORK_EVERY_S = 0.05
 _HEADER_BYTES = 1 << 16
 _Body = bytes | AsyncIterator[bytes] | aiohttp.StreamReader | None
 _Outcome = tuple[aiohttp.ClientResponse | None, str | None]
@@ -70,6 +71,7 @@ class Proxy:
         self._runner: web.ServerRunner | None = None
         self._client: aiohttp.ClientSession | None = None
         self._describing: set[asyncio.Task[None]] = set()
+        self._working = False
         self.host = ""
         self.port = 0
 
@@ -219,10 +221,19 @@ class Proxy:
                 blocked = self._now() - now_ns > _LATE_NS
                 exchange.read(data, now_ns, late)
                 late = blocked
+                if not self._working:
+                    self._working = True
+                    asyncio.get_running_loop().call_later(_WORK_EVERY_S, self._work)
         await out.write_eof()
         if exchange is not None:
             exchange.finished(now_ns)
         return out
+
+    def _work(self) -> None:
+        """Let the recorder look into what was read, a little at a time: streams come first."""
+        self._working = self._recorder.work()
+        if self._working:
+            asyncio.get_running_loop().call_soon(self._work)
 
     # -- what the request asks for, off the hot path --------------------------------------------------------------------
 

@@ -2,12 +2,16 @@
 
 Rows are handed over as things happen (a kill loses at most the last second). Nothing in here may disturb a stream: the proxy
 calls :class:`Exchange` only through methods that swallow and count their own faults.
+
+What was read is only noted with its time; :meth:`Recorder.work`, called some twenty times a second, looks into it. Many reads at
+once cost a third of as many one by one (the code is in the processor's caches), and no stream's stamp waits for another's JSON.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
@@ -20,6 +24,7 @@ __all__ = ["SOURCE", "Exchange", "Recorder", "Stats"]
 
 SOURCE = "proxy"
 _HEADER_WINDOW_NS = 86_400 * 10**9
+_HELD_BYTES = 1 << 20
 
 P = ParamSpec("P")
 
@@ -52,6 +57,7 @@ class Recorder:
         self.server = server
         self.key = key
         self.stats = Stats()
+        self.pending: deque[Exchange] = deque()
         self._next = 0
 
     def begin(self, received_ns: int, headers: Mapping[str, str]) -> Exchange | None:
@@ -64,6 +70,12 @@ class Recorder:
         self._next += 1
         self.stats.started += 1
         return exchange
+
+    def work(self, reads: int = 64) -> bool:
+        """Look into what was read; stops soon after that many reads. Gives whether there is more to do."""
+        while self.pending and reads > 0:
+            reads -= self.pending.popleft().take()
+        return bool(self.pending)
 
     def append(self, table: str, rows: list[dict[str, Any]]) -> None:
         """Hand rows to the writer."""
@@ -107,8 +119,12 @@ class Exchange:
         self._enqueued_ns: int | None = None
         self._sent_bytes = self._sent_reads = 0
         self._ended = False
+        self._reads: list[tuple[bytes, int, bool]] = []
+        self._held_bytes = 0
+        self._rows: list[dict[str, Any]] = []
         self._answer = Answer(self._tokens, recorder.writer.drop)
         self._common = {"request": number, "source": SOURCE}
+        self._emission = self._common | {"vantage": "proxy"}
         self._row: dict[str, Any] = self._common | _arrival(received_ns, headers)
         if headers.get("x-request-id"):
             self._row["request_id"] = headers["x-request-id"][:256]
@@ -188,19 +204,50 @@ class Exchange:
         if status >= 400:
             self._stage["end_reason"] = "refused" if status < 500 or status == 503 else "failed"
 
-    @_guarded
     def read(self, data: bytes, now_ns: int, late: bool) -> None:
         """Bytes that were read at ``now_ns`` and have been written to the client. ``late``: see :meth:`Answer.read`."""
-        self.recorder.stats.tokens += self._answer.read(data, now_ns, late)
+        if self.broken:
+            return
+        if not self._reads:
+            self.recorder.pending.append(self)
+        self._reads.append((data, now_ns, late))
+        self._held_bytes += len(data)
+        if self._held_bytes > _HELD_BYTES:
+            self.take()
+
+    def take(self) -> int:
+        """Look into what was read since the last time; gives how many reads that were."""
+        n = len(self._reads)
+        self._take()
+        return n
+
+    @_guarded
+    def _take(self) -> None:
+        reads, self._reads, self._held_bytes = self._reads, [], 0
+        try:
+            for data, now_ns, late in reads:
+                self.recorder.stats.tokens += self._answer.read(data, now_ns, late)
+        finally:
+            self._hand_over()
 
     def _tokens(self, rows: list[dict[str, Any]]) -> None:
-        self.recorder.append("tokens", [self._common | {"vantage": "proxy"} | row for row in rows])
+        for row in rows:
+            row.update(self._emission)
+        self._rows += rows
+
+    def _hand_over(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            self.recorder.append("tokens", rows)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     @_guarded
     def finished(self, now_ns: int) -> None:
         """The answer was read to its end."""
+        self._take()
+        if self.broken:
+            return
         self.recorder.stats.tokens += self._answer.end(now_ns)
         stats = self.recorder.stats
         if not self._answer.settle():
@@ -219,6 +266,9 @@ class Exchange:
         """The client went away."""
         if self._ended:
             return
+        self._take()
+        if self.broken:
+            return
         self.recorder.stats.cancelled += 1
         self._answer.error = self._answer.error or "the client closed the connection"
         self._end(now_ns, "cancelled")
@@ -227,6 +277,9 @@ class Exchange:
     def failed(self, now_ns: int, why: str) -> None:
         """The server could not be reached, or broke off."""
         if self._ended:
+            return
+        self._take()
+        if self.broken:
             return
         self.recorder.stats.failed += 1
         self._answer.error = why
@@ -254,6 +307,7 @@ class Exchange:
         if times is not None:
             self._row["scheduled_ns"], self._row["engine_first_token_ns"] = times
             self._stage["scheduled_ns"] = times[0]
+        self._hand_over()
         append = self.recorder.append
         append("requests", [self._row])
         append("stages", [self._stage])
