@@ -10,7 +10,7 @@ import polars as pl
 from hoptrace.analysis.accounting import Accounting
 from hoptrace.analysis.parts import PARTS
 from hoptrace.errors import InputError
-from hoptrace.metrics import one_vantage, request_metrics
+from hoptrace.metrics import reads, request_metrics
 from hoptrace.reader import Trace
 
 __all__ = ["NEIGHBOURS", "STATUSES", "Detail", "detail", "request_table", "thinned"]
@@ -36,8 +36,10 @@ class Detail:
         parts: its parts in ns by name, null where unseen; empty if it is not accounted for (failed, unfinished).
         spans: start_ns, end_ns, label, class, server: its time as an ordered sequence. A ``queue`` span is of the class that
             holds more of the request's queueing (room: coordination, full: capacity); ``parts`` has the exact split.
-        tokens: time_ns, index, count, as seen at one vantage; at most 4,000 emissions.
-        tokens_left_out: emissions beyond those.
+        tokens: time_ns, index, count, doubted: what arrived in one read, as :func:`hoptrace.metrics.reads` has it (the first
+            timed by its first emission, as TTFT is, the others by their last); at most 4,000 of them. Where the counts do not
+            add up to the server's total they are doubted, and index and count null.
+        tokens_left_out: reads beyond those.
         neighbours: request, start_ns, end_ns, label, class: the spans of the requests that share most time with it, cut to its
             life.
         neighbours_all: how many requests share any time with it.
@@ -118,9 +120,14 @@ def detail(trace: Trace, accounting: Accounting, table: pl.DataFrame, request: i
     row = found.row(0, named=True)
     parts = {p.name: row[p.column] for p in PARTS} if row["request"] in accounting.parts["request"] else {}
     tokens = (
-        one_vantage(trace.table("tokens").filter(pl.col("request") == request))
-        .select("time_ns", "sequence", "index", "count")
-        .sort("time_ns", "sequence", "index")
+        reads(trace.table("tokens").filter(pl.col("request") == request), trace.table("requests"))
+        .sort("sequence", "index")
+        .with_columns(
+            pl.when(pl.int_range(pl.len()).over("sequence") == 0).then("begin_ns").otherwise("time_ns").alias("time_ns"),
+            pl.when(~pl.col("doubted")).then("index").alias("index"),
+        )
+        .sort("time_ns", "sequence", maintain_order=True)
+        .select("time_ns", "index", "count", "doubted")
         .collect()
     )
     beside, total = _neighbours(table, row)

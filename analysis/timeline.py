@@ -15,7 +15,7 @@ import duckdb
 import polars as pl
 
 from hoptrace.errors import UsageError
-from hoptrace.metrics import one_vantage
+from hoptrace.metrics import reads
 from hoptrace.reader import Trace
 
 __all__ = ["BINS", "STATES", "Series", "Timeline", "counter_bins", "counter_series", "extent", "timeline"]
@@ -36,8 +36,11 @@ class Timeline:
     """The series of one window. Every frame has ``from_ns`` and ``to_ns`` of the bin; a frame without rows was not recorded.
 
     ``steps``: steps, prefill_tokens, decode_tokens, kv_used_tokens (means over step time), step_ns, longest_ns; ``exact`` says
-    that each row is one step. ``occupancy``: state, requests. ``tokens``: tokens_per_s. ``arrivals``: requests_per_s,
-    prompt_tokens_per_s.
+    that each row is one step. ``occupancy``: state, requests. ``tokens``: tokens_per_s, over the reads of known size (see
+    :func:`hoptrace.metrics.reads`), each at the time of its last emission. ``arrivals``: requests_per_s, prompt_tokens_per_s.
+
+    ``emitting``: requests with a read in the window. ``unsized``: those of them with reads of unknown size in it; these reads are
+    in no rate, so with any of them the rates are lower bounds.
     """
 
     from_ns: int
@@ -48,6 +51,8 @@ class Timeline:
     occupancy: pl.DataFrame
     tokens: pl.DataFrame
     arrivals: pl.DataFrame
+    emitting: int
+    unsized: int
 
 
 def extent(trace: Trace) -> tuple[int, int] | None:
@@ -86,7 +91,7 @@ def timeline(trace: Trace, from_ns: int, to_ns: int, bins: int = BINS) -> Timeli
     in_window = (pl.col("end_ns") > from_ns) & (pl.col("start_ns") < to_ns)
     steps = trace.table("steps").filter(in_window).collect()
     exact = 0 < steps.height <= bins
-    emitted = one_vantage(trace.table("tokens")).collect()
+    any_tokens, emitted = _reads(trace, from_ns, to_ns)
     with duckdb.connect(":memory:") as con:
 
         def run(sql: str, **relations: pl.DataFrame) -> pl.DataFrame:
@@ -101,8 +106,10 @@ def timeline(trace: Trace, from_ns: int, to_ns: int, bins: int = BINS) -> Timeli
             steps=_each_step(steps) if exact else run("timeline_steps", steps=steps),
             exact=exact,
             occupancy=run("timeline_occupancy", stays=_stays(trace)),
-            tokens=_NO_TOKENS if emitted.is_empty() else run("timeline_tokens", emitted=emitted),
+            tokens=run("timeline_tokens", reads=emitted) if any_tokens else _NO_TOKENS,
             arrivals=run("timeline_arrivals", requests=trace.table("requests").select("arrival_ns", "prompt_tokens").collect()),
+            emitting=emitted["request"].n_unique(),
+            unsized=emitted.filter(pl.col("count").is_null())["request"].n_unique(),
         )
 
 
@@ -141,6 +148,16 @@ def _window(from_ns: int, to_ns: int, bins: int) -> dict[str, int]:
     if to_ns <= from_ns or bins < 1:
         raise UsageError("The window is empty.", hint="Its end must lie behind its start.")
     return {"from_ns": from_ns, "to_ns": to_ns, "width_ns": max(1, -(-(to_ns - from_ns) // bins))}
+
+
+def _reads(trace: Trace, from_ns: int, to_ns: int) -> tuple[bool, pl.DataFrame]:
+    """Whether the trace has tokens at all, and the reads of the window: request, time_ns, count (null where unknown)."""
+    tokens = trace.table("tokens")
+    inside = pl.col("time_ns").is_between(from_ns, to_ns, closed="left")
+    # Whether a count is to be believed shows only in all tokens of its request.
+    beside = tokens.join(tokens.filter(inside).select("request").unique(), on="request", how="semi")
+    found = reads(beside, trace.table("requests")).filter(inside).select("request", "time_ns", "count").collect()
+    return not found.is_empty() or not tokens.head(1).collect().is_empty(), found
 
 
 _NO_TOKENS = pl.DataFrame(schema={"from_ns": pl.Int64, "to_ns": pl.Int64, "tokens_per_s": pl.Float64})

@@ -69,7 +69,10 @@ def scatter(frame: pl.DataFrame) -> alt.Chart:
 
 
 def waterfall(spans: pl.DataFrame, tokens: pl.DataFrame, origin_ns: int) -> alt.LayerChart:
-    """One request: a row per part in the order of its first appearance, bars where its time was spent, a tick per token below."""
+    """One request: a row per part in the order of its first appearance, bars where its time was spent, below a tick per read.
+
+    ``tokens``: as in :class:`hoptrace.analysis.request_detail.Detail`.
+    """
     bars, unit, size = _bars(spans, origin_ns)
     rows = bars["label"].unique(maintain_order=True).to_list()
     names = [*rows, "tokens"] if tokens.height else rows
@@ -83,7 +86,7 @@ def waterfall(spans: pl.DataFrame, tokens: pl.DataFrame, origin_ns: int) -> alt.
     ticks = tokens.select(
         ((pl.col("time_ns") - origin_ns) / size).alias("start"),
         pl.lit("tokens").alias("label"),
-        "index",
+        pl.col("index").cast(pl.String).fill_null("unknown"),
         pl.col("count").cast(pl.String).fill_null("unknown"),
     )
     marks = (
@@ -93,7 +96,7 @@ def waterfall(spans: pl.DataFrame, tokens: pl.DataFrame, origin_ns: int) -> alt.
             x="start:Q",
             y=y,
             tooltip=[
-                alt.Tooltip("index:Q", title="token"),
+                alt.Tooltip("index:N", title="token"),
                 alt.Tooltip("count:N", title="tokens in it"),
                 alt.Tooltip("start:Q", title=unit),
             ],

@@ -12,7 +12,7 @@ from hoptrace.analysis.ledger import Ledger
 from hoptrace.analysis.osfigures import OsFigures
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.report import Report
-from hoptrace.analysis.text import bytes_text, count_text, duration_text, percent
+from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 from hoptrace.app import charts_overview as draw
 from hoptrace.app import data
 from hoptrace.app.view_origin import badge, origin
@@ -23,6 +23,7 @@ __all__ = ["latencies", "parts_frame", "show"]
 
 _ROWS = {"all": "mean of all", "p50": "around p50", "p95": "around p95", "p99": "around p99"}
 _LARGEST = 8
+_OTHERS = "Share of the machine's busy CPU time that was not the servers'"
 _BASIS = {
     "counted": "Counted: each was observed.",
     "derived": "Derived: from descriptors, block sizes or the make-up of steps.",
@@ -129,7 +130,7 @@ def _accounting(report: Report) -> None:
     frame = parts_frame(accounting.compositions, _ROWS)
     st.altair_chart(draw.accounting(frame, list(_ROWS.values())))
     behind = ", ".join(f"{_ROWS[k]}: {count_text(c.requests)}" for k, c in accounting.compositions.items())
-    st.caption(f"Requests behind the bars: {behind}. {' '.join(plain(n) for n in accounting.notes)}")
+    st.caption(f"Requests behind the bars: {behind}. {' '.join(plain(n, 900) for n in accounting.notes)}")
     with st.expander("The same as a table"):
         st.dataframe(_parts_table(frame), hide_index=True)
 
@@ -179,6 +180,11 @@ def _latency(report: Report) -> None:
         column.metric(label, value, help=f"{METRICS[name].formula}. {METRICS[name].doc}")
     columns[3].metric("Duration", duration_text(m.duration_ns), help="First arrival to last finish, over finished requests.")
     st.dataframe(latencies(m), hide_index=True)
+    if m.itl_left_out:
+        st.caption(
+            f"ITL leaves out {count_text(m.itl_left_out)} of {counted(m.finished, 'finished request')}: their tokens, counted "
+            "chunk by chunk, are not the server's total, so some chunks held several and nobody knows which."
+        )
 
 
 def _ledger(ledger: Ledger) -> None:
@@ -229,6 +235,8 @@ def _ledger(ledger: Ledger) -> None:
 def _counted(figures: OsFigures) -> None:
     """What the operating system counted, as far as it did."""
     said = figures.as_dict()
+    # Without a count of its own, the capture is in the servers' share or in this one, by whose process it ran in.
+    apart = "." if figures.hoptrace_cpu_ns is None else ", nor hoptrace's own (the capture)."
     known = [
         (
             "CPU time per output token",
@@ -243,17 +251,32 @@ def _counted(figures: OsFigures) -> None:
             "Run-queue delay ÷ (run-queue delay + CPU time) of the server's processes: of the time in which they wanted a CPU, "
             "how much they waited for one.",
         ),
-        ("Others' CPU share", said["foreign_cpu_share"], percent, "Busy CPU time of the machine that was not the servers'."),
+        ("Others' CPU share", said["foreign_cpu_share"], percent, f"{_OTHERS}{apart}"),
         (
             "Switches per output token",
             said["switches_per_output_token"],
             count_text,
             "Context switches of the server's processes ÷ output tokens.",
         ),
+        (
+            "Capture's CPU per output token",
+            said["hoptrace_cpu_ns_per_output_token"],
+            duration_text,
+            "What recording cost: CPU time of hoptrace itself (collectors, proxy, what else runs in that process) ÷ "
+            "output tokens.",
+        ),
+        (
+            "Capture's CPU share",
+            said["hoptrace_cpu_share"],
+            percent,
+            "CPU time of hoptrace itself ÷ the machine's busy CPU time. It competes with the server for the same CPUs.",
+        ),
     ]
     shown = [(label, text(value), formula) for label, value, text, formula in known if value is not None]
-    for column, (label, value, formula) in zip(st.columns(4), shown, strict=False):
-        column.metric(label, value, help=formula)
+    width = 4 if len(shown) <= 4 else 3
+    for i in range(0, len(shown), width):
+        for column, (label, value, formula) in zip(st.columns(width), shown[i : i + width], strict=False):
+            column.metric(label, value, help=formula)
     if figures.breaks:
         st.caption(f"{count_text(figures.breaks)} restarts or resets of counters: these sums are lower bounds.")
 

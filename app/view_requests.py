@@ -205,8 +205,13 @@ def _one(d: Detail) -> None:
             "share: room or a full server.",
         )
         st.altair_chart(draw.waterfall(d.spans, d.tokens, origin))
+    if d.tokens["doubted"].any():
+        st.caption(
+            f"Its tokens, counted chunk by chunk, are not the server's total of {count_text(row['output_tokens'])}: some chunks "
+            "held several, nobody knows which. The ticks show when chunks came, not how many tokens were in them."
+        )
     if d.tokens_left_out:
-        st.caption(f"{count_text(d.tokens_left_out)} more tokens are not drawn.")
+        st.caption(f"{count_text(d.tokens_left_out)} more reads of tokens are not drawn.")
     if d.neighbours.height:
         st.markdown(
             "**Beside it**",

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from hoptrace.analysis.text import duration_text
+from hoptrace.analysis.text import count_text, counted, duration_text
 from hoptrace.analysis.timeline import Series, Timeline
 from hoptrace.app import charts_time as draw
 from hoptrace.app import data
@@ -76,11 +76,16 @@ def _choose(path: str, whole: Window) -> tuple[Window, Window]:
 
 def _strip_series(line: Timeline) -> tuple[str, pl.DataFrame, str, str]:
     """What the strip shows: the best that the trace has."""
-    if not line.tokens.is_empty():
+    if _has_rate(line):
         return "Output tokens per second", line.tokens, "tokens_per_s", "tokens/s"
     if not line.steps.is_empty():
         return "Time per step", line.steps.with_columns(pl.col("step_ns") / 1e6), "step_ns", "ms"
     return "Arrivals per second", line.arrivals, "requests_per_s", "req/s"
+
+
+def _has_rate(line: Timeline) -> bool:
+    """Not if all output is of unknown size: an axis without a mark would read as no output at all."""
+    return not line.tokens.is_empty() and (line.unsized == 0 or bool((line.tokens["tokens_per_s"] > 0).any()))
 
 
 def _picked(state: Any, origin_ns: int, shown: Window) -> Window:
@@ -142,9 +147,17 @@ def _tokens(line: Timeline, origin: int, window_s: tuple[float, float]) -> None:
         return
     _heading(
         "Output tokens per second",
-        "Tokens seen in the bin, at one vantage per request, ÷ the bin's width. A bin with a chunk of unknown size is empty.",
+        "Tokens seen in the bin, at one vantage per request, ÷ the bin's width. Chunks of unknown size are left out: where "
+        "there are any, the rate is a lower bound, and a bin with none but those is empty.",
     )
-    st.altair_chart(draw.rate(line.tokens, "tokens_per_s", "tokens/s", origin, window_s))
+    if line.unsized:
+        st.caption(
+            f"Left out: chunks of {count_text(line.unsized)} of {counted(line.emitting, 'request')} with output in this window. "
+            "Nobody knows how many tokens they held"
+            + (": where there are any, the rate is a lower bound." if _has_rate(line) else ", so there is no rate.")
+        )
+    if _has_rate(line):
+        st.altair_chart(draw.rate(line.tokens, "tokens_per_s", "tokens/s", origin, window_s))
 
 
 def _counters(path: str, window: Window, origin: int, window_s: tuple[float, float]) -> None:

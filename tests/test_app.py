@@ -338,6 +338,115 @@ def test_timeline_adds_up(full: Path) -> None:
     assert line.steps.select(spent).item() > 0
 
 
+def _chunked(path: Path, told: tuple[int | None, ...]) -> Path:
+    """Request i gives 4 chunks, one a second from i·10 s on, each counted as one token; the server tells ``told[i]`` tokens."""
+    at = [i * 10_000 * MS for i in range(len(told))]
+    requests = [
+        {"request": i, "arrival_ns": t, "first_token_ns": t, "last_token_ns": t + 3000 * MS, "finish_ns": t + 4000 * MS,
+         "prompt_tokens": 1, "output_tokens": n}
+        for i, (t, n) in enumerate(zip(at, told, strict=True))
+    ]  # fmt: skip
+    tokens = [
+        {"request": i, "sequence": 0, "index": k, "time_ns": t + k * 1000 * MS, "count": 1, "vantage": "proxy"}
+        for i, t in enumerate(at)
+        for k in range(4)
+    ]
+    return _write(path, _manifest(), requests=requests, tokens=tokens)
+
+
+def test_token_rate_leaves_out_counts_that_do_not_add_up(tmp_path: Path) -> None:
+    trace = hoptrace.open(_chunked(tmp_path / "c.trace", (4, 9, None)))
+    whole = timeline(trace, 0, 30_000 * MS, bins=3)
+    assert whole.tokens["tokens_per_s"].to_list() == [0.4, None, 0.4]
+    assert (whole.emitting, whole.unsized) == (3, 1)
+    # One bin for all: a lower bound, said to be one. 8 tokens of the two requests that are known, in 30 s.
+    assert timeline(trace, 0, 30_000 * MS, bins=1).tokens["tokens_per_s"].to_list() == pytest.approx([8 / 30])
+    # A window that holds a part of a request doubts it just the same; a window without it does not.
+    part = timeline(trace, 10_000 * MS, 11_500 * MS, bins=1)
+    assert (part.tokens["tokens_per_s"].to_list(), part.emitting, part.unsized) == ([None], 1, 1)
+    rest = timeline(trace, 20_000 * MS, 30_000 * MS, bins=1)
+    assert (rest.tokens["tokens_per_s"].to_list(), rest.emitting, rest.unsized) == ([0.4], 1, 0)
+    none = timeline(trace, 4000 * MS, 10_000 * MS, bins=1)
+    assert (none.tokens["tokens_per_s"].to_list(), none.emitting, none.unsized) == ([0.0], 0, 0)
+
+
+def test_token_rate_bears_sizes_that_nobody_told(tmp_path: Path) -> None:
+    """Sizes come from the next index; the last of a request has none, and only that one is left out."""
+    tokens = [
+        {"request": 0, "sequence": 0, "index": k, "time_ns": t * MS, "vantage": "proxy", "coalesced": c}
+        for k, t, c in ((0, 0, False), (3, 999, False), (4, 1000, True), (6, 2000, False))
+    ]
+    requests = [{"request": 0, "arrival_ns": 0, "finish_ns": 3000 * MS}]
+    line = timeline(hoptrace.open(_write(tmp_path / "u.trace", _manifest(), requests=requests, tokens=tokens)), 0, 3000 * MS, 3)
+    # Index 3 came in one read with index 4: three tokens at 1 s, none at 999 ms.
+    assert line.tokens["tokens_per_s"].to_list() == [3.0, 3.0, None] and line.unsized == 1
+
+
+def test_detail_doubts_counts_that_do_not_add_up(tmp_path: Path) -> None:
+    trace = hoptrace.open(_chunked(tmp_path / "c.trace", (4, 9)))
+    accounting = account(trace)
+    table = request_table(trace, accounting)
+    assert detail(trace, accounting, table, 0).tokens.select("index", "count", "doubted").rows() == [
+        (k, 1, False) for k in range(4)
+    ]
+    assert detail(trace, accounting, table, 1).tokens.select("index", "count", "doubted").rows() == [(None, None, True)] * 4
+    assert detail(trace, accounting, table, 1).tokens["time_ns"].to_list() == [(10 + k) * 1000 * MS for k in range(4)]
+
+
+def test_pages_say_which_counts_they_leave_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    some = _chunked(tmp_path / "some.trace", (4, 9, None))
+    at = _run(monkeypatch, PAGES[0], some)
+    _sound(at)
+    assert any(c.value.startswith("ITL leaves out 1 of 3 finished requests") for c in at.caption)
+    at = _run(monkeypatch, PAGES[1], some)
+    _sound(at)
+    assert any(c.value.startswith("Left out: chunks of 1 of 3 requests") for c in at.caption)
+    at = _run(monkeypatch, PAGES[2], _chunked(tmp_path / "all.trace", (9,)))
+    _sound(at)
+    assert any("are not the server's total of 9" in c.value for c in at.caption)
+    at = _run(monkeypatch, PAGES[1], tmp_path / "all.trace")
+    _sound(at)
+    assert any(c.value.startswith("Left out: chunks of 1 of 1 request ") and c.value.endswith("no rate.") for c in at.caption)
+    assert not any("Output tokens per second" in m.value and "over the range" in m.value for m in at.markdown)
+    for page in PAGES[:3]:
+        assert "eft out: chunks" not in (said := _text(_run(monkeypatch, page, _chunked(tmp_path / f"{page}.trace", (4, 4)))))
+        assert "leaves out" not in said and "the server's total of" not in said
+
+
+def test_overview_shows_what_the_capture_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def total(entity: str, name: str, ms: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "time_ns": t,
+                "entity": entity,
+                "name": name,
+                "value_int": v,
+                "unit": "ns",
+                "semantics": "cumulative",
+                "status": "ok",
+            }
+            for t, v in ((0, 0), (4000 * MS, ms * MS))
+        ]
+
+    def trace(name: str, *more: dict[str, Any]) -> Path:
+        counters = [*total("process:1", "on_cpu_ns", 300), *total("cpu", "user_ns", 1000), *more]
+        requests = [{"request": 0, "arrival_ns": 0, "finish_ns": 4000 * MS, "output_tokens": 10}]
+        return _write(tmp_path / f"{name}.trace", _manifest(), requests=requests, counters=counters)
+
+    at = _run(monkeypatch, PAGES[0], trace("with", *total("hoptrace:2", "on_cpu_ns", 50)))
+    _sound(at)
+    shown = {m.label: (m.value, m.help) for m in at.metric}
+    assert shown["Capture's CPU per output token"][0] == "5.00 ms" and shown["Capture's CPU share"][0] == "5.0%"
+    assert shown["Others' CPU share"][0] == "65%" and "servers'" in shown["Others' CPU share"][1]
+    assert "hoptrace" in shown["Others' CPU share"][1]
+    at = _run(monkeypatch, PAGES[0], trace("without"))
+    _sound(at)
+    shown = {m.label: (m.value, m.help) for m in at.metric}
+    assert not any("Capture" in label for label in shown)
+    # Nobody counted it, so nobody can say that it is not among the others.
+    assert shown["Others' CPU share"][0] == "70%" and "hoptrace" not in shown["Others' CPU share"][1]
+
+
 def test_timeline_shows_each_step_when_there_are_few(full: Path) -> None:
     trace = hoptrace.open(full)
     line = timeline(trace, 100 * MS, 400 * MS)
