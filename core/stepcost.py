@@ -15,9 +15,9 @@ import polars as pl
 
 from hoptrace.errors import InputError
 from hoptrace.kv import geometry
-from hoptrace.manifest import Server
+from hoptrace.manifest import Manifest, Server
 
-__all__ = ["FEATURES", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "outside", "roofline"]
+__all__ = ["FEATURES", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "known_cost", "outside", "roofline"]
 
 FEATURES = (
     "step",
@@ -258,6 +258,17 @@ def roofline(server: Server, platform: Mapping[str, Any]) -> StepCost:
         compute_ps={k: round(v) for k, v in compute.items()},
         notes=("A lower bound from peak rates; not measured.",),
     )
+
+
+def known_cost(manifest: Manifest) -> StepCost | None:
+    """The step cost that a replay was made with, from its manifest: exact, where fitting its steps again would only guess. None
+    if the manifest names none (a recorded or imported trace). InputError if what it names cannot be read."""
+    step = manifest.replay.cost_model.get("step") if manifest.replay is not None else None
+    if step is None:
+        return None
+    if not isinstance(step, Mapping):
+        raise InputError(f"The step cost in the replay's manifest is a {type(step).__name__}, not a table.")
+    return StepCost.from_dict(step)
 
 
 def outside(domain: Mapping[str, tuple[int, int]], features: Mapping[str, int | tuple[int, int]]) -> list[str]:

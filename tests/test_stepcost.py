@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoptrace.errors import InputError
-from hoptrace.manifest import Server
-from hoptrace.stepcost import FEATURES, StepCost, features_array, fit, fixed, interference, outside, roofline
+from hoptrace.manifest import Manifest, ReplayInfo, Server
+from hoptrace.stepcost import FEATURES, StepCost, features_array, fit, fixed, interference, known_cost, outside, roofline
 from hoptrace.stepcost_kernel import attention, cost_ns, cost_ps
 
 LLAMA = Server.model_validate(
@@ -237,3 +237,17 @@ def test_the_interference_has_the_fits_standard_error() -> None:
 def test_a_wrong_cost_is_refused(bad: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         StepCost.from_dict(bad)
+
+
+def test_the_cost_of_a_replay_is_read_from_its_manifest() -> None:
+    cost = fit(timed(steps(), PLANTED, noise=0.1))
+
+    def manifest(**model: object) -> Manifest:
+        info = ReplayInfo(parent="a", policy={"name": "p"}, cost_model=dict(model))
+        return Manifest.model_validate_json(Manifest(origin="replayed", replay=info).model_dump_json())
+
+    assert known_cost(manifest(kind="fitted", step=cost.to_dict())) == cost
+    assert known_cost(manifest(kind="fixed")) is None
+    assert known_cost(Manifest(origin="recorded")) is None
+    with pytest.raises(InputError):
+        known_cost(manifest(step="cheap"))
