@@ -13,6 +13,9 @@ __all__ = ["accounting", "class_shares"]
 _NAMED_FROM = 0.09
 """A segment narrower than this share of the longest bar bears no name: the tooltip and the table do."""
 
+_PER_LETTER = 0.01
+"""A letter is about 6 px wide, the longest bar about 600 px in the narrowest of the charts: a name must fit its segment."""
+
 _INK = alt.Color("class:N", scale=alt.Scale(domain=classes(), range=inks()), legend=None)
 
 
@@ -40,7 +43,9 @@ def accounting(frame: pl.DataFrame, rows: list[str]) -> alt.LayerChart:
         (pl.col("end_ns") / size).alias("end"),
         ((pl.col("end_ns") - pl.col("ns")) / size).alias("start"),
         ((pl.col("end_ns") - pl.col("ns") / 2) / size).alias("middle"),
-        (pl.col("ns") >= _NAMED_FROM * pl.col("end_ns").max()).alias("wide"),
+        (
+            pl.col("ns") >= pl.max_horizontal(_NAMED_FROM, pl.col("part").str.len_chars() * _PER_LETTER) * pl.col("end_ns").max()
+        ).alias("wide"),
     ).drop("ns", "end_ns", "rank")
     base = alt.Chart(data).encode(
         y=alt.Y("row:N", sort=rows, title=None, axis=alt.Axis(labelLimit=220, domain=False, ticks=False, labelFontSize=13)),

@@ -580,6 +580,17 @@ def test_accounting_chart_adds_up() -> None:
     assert [k for i, k in enumerate(kinds) if i == 0 or kinds[i - 1] != k] == [c for c in CLASSES if c in kinds]
 
 
+def test_a_part_bears_its_name_only_where_it_fits() -> None:
+    shares = {"prefill": 0.10, "queue, server full": 0.10, "decode": 0.80}
+    kind = {p.label: p.klass for p in PARTS}
+    rows = [
+        {"row": "p50", "part": label, "class": kind[label], "ns": share * 1e9, "share": share, "doc": ""}
+        for label, share in shares.items()
+    ]
+    data = _rows(_spec(charts_overview.accounting(pl.DataFrame(rows), ["p50"])))
+    assert {r["part"]: r["wide"] for r in data} == {"prefill": True, "queue, server full": False, "decode": True}
+
+
 def test_request_charts(full: Path) -> None:
     trace = hoptrace.open(full)
     accounting = account(trace)
