@@ -145,6 +145,33 @@ async def test_rows_of_threads_are_bounded_to_the_busiest(tree: Tree, writer: Tr
     assert values(writer, "process:42", "on_cpu_ns") == [0, sum(range(142, 242))], "the sum is over all of them"
 
 
+async def test_a_thread_born_during_the_capture_began_at_0(tree: Tree, writer: TraceWriter) -> None:
+    from hoptrace.analysis.counters import counter_totals
+
+    (tree.root / "uptime").write_text("100.00 350.00\n")  # the threads there are began at 50 s
+    tree.process(42)
+    tree.thread(42, 42, on_cpu=1000, delay=10)
+    tree.thread(42, 43, on_cpu=900, delay=10, start=10_001)  # one tick younger than the capture, but it was there
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    began = min(r["time_ns"] for r in rows(writer) if r["entity"] == "thread:42/42")
+    tree.thread(42, 44, on_cpu=5_000_000, delay=300, slices=7, start=10_000)
+    for _ in range(2):
+        c._threads_due_ns = 0
+        await c.sample()
+    assert values(writer, "thread:42/42", "voluntary_switches") == [23] * 3
+    assert values(writer, "thread:42/43", "on_cpu_ns") == [900] * 3
+    for name, value in {"voluntary_switches": 23, "involuntary_switches": 5, "on_cpu_ns": 5_000_000, "timeslices": 7}.items():
+        assert values(writer, "thread:42/44", name) == [0, value, value]
+    born = min(r["time_ns"] for r in rows(writer) if r["entity"] == "thread:42/44")
+    assert abs(born - began) < 2 * TICK
+    totals = {(r["entity"], r["name"]): r for r in counter_totals(hoptrace.open(writer.path)).to_dicts()}
+    assert totals["thread:42/44", "voluntary_switches"]["total"] == 23
+    assert totals["thread:42/44", "voluntary_switches"]["breaks"] == 0
+    assert totals["thread:42/42", "voluntary_switches"]["total"] == 0
+
+
 async def test_a_process_that_dies_is_lost_and_not_zero(tree: Tree, writer: TraceWriter) -> None:
     tree.process(42)
     tree.thread(42, 42, on_cpu=1, delay=0)

@@ -25,6 +25,10 @@ __all__ = ["MAX_THREADS", "ProcessCollector"]
 MAX_THREADS = 64
 """Threads that get rows of their own."""
 
+_THREAD_UNITS = {
+    "on_cpu_ns": "ns", "run_delay_ns": "ns", "timeslices": "times", "voluntary_switches": "switches",
+    "involuntary_switches": "switches",
+}  # fmt: skip
 _SUMMED_THREADS = 1024
 _THREADS_EVERY_NS = 1_000_000_000
 
@@ -56,6 +60,10 @@ class ProcessCollector:
         self._sums = _Sums()
         self._threads_due_ns = 0
         self._look_again_ns = 0
+        self._boot_ns: int | None = None
+        self._began_ns: int | None = None
+        self._present: set[int] = set()
+        self._told: set[tuple[int, int]] = set()
         self.pid: int | None = None
 
     async def probe(self) -> Finding:
@@ -101,6 +109,8 @@ class ProcessCollector:
     def _sample(self) -> int:
         assert self._writer is not None
         before = self._writer.clock.now_ns()
+        if self._began_ns is None and (up := procfs.uptime_ns(self._proc)) is not None:
+            self._began_ns, self._boot_ns = before, before - up
         rows = list(self._machine())
         if self.pid is None and before >= self._look_again_ns:
             self._look_again_ns = before + 2_000_000_000
@@ -116,6 +126,7 @@ class ProcessCollector:
         after = self._writer.clock.now_ns()
         stamp: dict[str, Any] = {"time_ns": (before + after) // 2, "uncertainty_ns": (after - before) // 2}
         stamp |= {"host": self._host, "source": self.name}
+        # A row that knows its own time keeps it.
         self._writer.append("counters", [stamp | row for row in rows])
         return len(rows)
 
@@ -172,7 +183,7 @@ class ProcessCollector:
             ]
         if now_ns >= self._threads_due_ns:
             self._threads_due_ns = now_ns + _THREADS_EVERY_NS
-            rows += self._thread_rows(pid, seen)
+            rows += self._thread_rows(pid, seen, now_ns)
         return rows
 
     def _read_threads(self, folder: Path) -> dict[int, procfs.SchedStat]:
@@ -194,26 +205,46 @@ class ProcessCollector:
             self._sums.run_delay_ns += now.run_delay_ns - was.run_delay_ns
             self._sums.timeslices += max(0, now.timeslices - was.timeslices)
             self._busy[tid] = self._busy.get(tid, 0) + now.on_cpu_ns - was.on_cpu_ns + now.run_delay_ns - was.run_delay_ns
+        if first:
+            self._present = set(seen)
         self._last = seen
         self._busy = {tid: busy for tid, busy in self._busy.items() if tid in seen}
         return seen
 
-    def _thread_rows(self, pid: int, seen: dict[int, procfs.SchedStat]) -> Iterator[dict[str, Any]]:
+    def _thread_rows(self, pid: int, seen: dict[int, procfs.SchedStat], now_ns: int) -> Iterator[dict[str, Any]]:
         busiest = sorted(seen, key=lambda tid: (-self._busy.get(tid, 0), tid))[:MAX_THREADS]
         for tid in sorted(busiest):
             folder = self._folder(pid) / "task" / str(tid)
             try:
-                incarnation = f"{self._boot}/{procfs.process_stat(folder).start_ticks}"
+                start_ticks = procfs.process_stat(folder).start_ticks
+                incarnation = f"{self._boot}/{start_ticks}"
                 changed = procfs.switches(folder)
             except (OSError, ValueError):
                 continue
             entity, stat = f"thread:{pid}/{tid}", seen[tid]
-            yield self._row(entity, incarnation, "on_cpu_ns", stat.on_cpu_ns, "ns", "cumulative")
-            yield self._row(entity, incarnation, "run_delay_ns", stat.run_delay_ns, "ns", "cumulative")
-            yield self._row(entity, incarnation, "timeslices", stat.timeslices, "times", "cumulative")
+            values = {"on_cpu_ns": stat.on_cpu_ns, "run_delay_ns": stat.run_delay_ns, "timeslices": stat.timeslices}
             if changed is not None:
-                yield self._row(entity, incarnation, "voluntary_switches", changed[0], "switches", "cumulative")
-                yield self._row(entity, incarnation, "involuntary_switches", changed[1], "switches", "cumulative")
+                values |= {"voluntary_switches": changed[0], "involuntary_switches": changed[1]}
+            born = self._birth(tid, start_ticks, now_ns)
+            for name, value in values.items():
+                row = self._row(entity, incarnation, name, value, _THREAD_UNITS[name], "cumulative")
+                if born is not None:
+                    yield row | {"value_int": 0, "time_ns": born, "uncertainty_ns": procfs.TICK_NS}
+                yield row
+
+    def _birth(self, tid: int, start_ticks: int, now_ns: int) -> int | None:
+        """When a thread that has no rows yet began, if that was in this capture: all that it has counted belongs to it then, and
+        its counters began there at 0."""
+        if (tid, start_ticks) in self._told:
+            return None
+        self._told.add((tid, start_ticks))
+        if self._boot_ns is None or self._began_ns is None:
+            return None
+        born = self._boot_ns + start_ticks * procfs.TICK_NS
+        # Uptime and start are cut to 10 ms each, so by these alone a thread that was there before may look 10 ms too young.
+        if tid in self._present and born <= self._began_ns + 2 * procfs.TICK_NS:
+            return None
+        return min(max(born, self._began_ns), now_ns)
 
     def _machine(self) -> Iterator[dict[str, Any]]:
         try:

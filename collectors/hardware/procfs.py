@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = [
     "CpuTimes", "ProcessStat", "SchedStat", "boot_id", "cpu_times", "pressure", "process_stat", "schedstat", "switches",
-    "threads",
+    "threads", "uptime_ns",
 ]  # fmt: skip
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -113,6 +113,14 @@ def cpu_times(proc: Path) -> CpuTimes:
     if not times:
         raise ValueError("no line for all CPUs in /proc/stat")
     return times | {"cpus": cpus}
+
+
+def uptime_ns(proc: Path) -> int | None:
+    """Time since boot, on the clock of ``start_ticks``, in steps of 10 ms; null where it can't be read."""
+    try:
+        return round(float((proc / "uptime").read_text().split()[0]) * 1e9)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def pressure(proc: Path) -> dict[str, int]:
