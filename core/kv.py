@@ -114,19 +114,35 @@ def step_bytes(steps: pl.DataFrame, server: Server) -> pl.DataFrame:
     """``steps`` with weight_bytes, kv_read_bytes and kv_write_bytes filled from the server's geometry; what a row has is kept.
 
     *Weights* are read once per pass over the model; a step of more tokens than the physical batch (llama.cpp's ``n_ubatch``,
-    where the manifest's ``config`` has it) is several passes. *KV read* counts every position of every sequence in the step
-    once (context and the step's own tokens): a lower bound, since an attention kernel may read a tile again. *KV written* is
-    one position per token computed. A column is null where the geometry or the step's composition is unknown.
+    where the manifest's ``config`` has it) is at least tokens ÷ n_ubatch passes, rounded up. *KV read* counts every position of
+    every sequence in the step once (context and the step's own tokens), and once more for each further pass where one prompt is
+    computed in several; where several prompts share the passes, it is not known which were split, and none is taken. It is a
+    lower bound, since an attention kernel may read a tile again. *KV written* is one position per token computed. A column is
+    null where the geometry or the step's composition is unknown.
     """
     g = geometry(server)
     tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
     positions = pl.col("prefill_context_tokens") + pl.col("decode_context_tokens") + tokens
     none = pl.lit(None, dtype=pl.Int64)
     ubatch = server.config.get("n_ubatch")
-    passes = (tokens + ubatch - 1) // ubatch if isinstance(ubatch, int) and ubatch > 0 else (tokens > 0).cast(pl.Int64)
+    passes = (tokens > 0).cast(pl.Int64)
+    if isinstance(ubatch, int) and ubatch > 0:
+        passes = (tokens + ubatch - 1) // ubatch
+        if "prefill_requests" in steps.columns:
+            one = (pl.col("prefill_requests") == 1).fill_null(False)
+            positions = positions + pl.when(one).then(_read_again(ubatch)).otherwise(0)
     per_token = None if g is None else g.bytes_per_token
     return steps.with_columns(
         pl.coalesce("weight_bytes", none if server.weight_bytes is None else passes * server.weight_bytes).alias("weight_bytes"),
         pl.coalesce("kv_read_bytes", none if per_token is None else positions * per_token).alias("kv_read_bytes"),
         pl.coalesce("kv_write_bytes", none if per_token is None else tokens * per_token).alias("kv_write_bytes"),
     )
+
+
+def _read_again(ubatch: int) -> pl.Expr:
+    """Positions that the only prompt of a step reads more than once: each pass but the last reads its context and its own tokens
+    up to there. llama.cpp puts the decoders' tokens before the prompt's, so the first pass has less room for it."""
+    prompt = pl.col("prefill_tokens")
+    begin = pl.min_horizontal(prompt, ubatch - pl.col("decode_tokens") % ubatch)
+    further = (prompt - begin + ubatch - 1) // ubatch
+    return further * (pl.col("prefill_context_tokens") + begin) + ubatch * further * (further - 1) // 2

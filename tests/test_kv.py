@@ -79,6 +79,33 @@ def test_step_bytes() -> None:
     assert got["kv_write_bytes"].to_list() == [602 * 23_040, 23_040, None]
 
 
+@given(st.integers(1, 300), st.integers(0, 50), st.integers(0, 40), st.integers(1, 64))
+def test_a_prompt_in_several_passes_reads_its_own_kv_again(prompt: int, context: int, decoders: int, ubatch: int) -> None:
+    """Held against the passes played one by one: decoders first, then the prompt, ``ubatch`` tokens each."""
+    read, passes, left, at = 0, 0, prompt, context
+    queue = decoders
+    while queue or left:
+        passes += 1
+        mine = min(queue, ubatch)
+        queue -= mine
+        read += mine * 11  # each decoder's context of 10 and its own token
+        if n := min(left, ubatch - mine):
+            left, at = left - n, at + n
+            read += at
+    steps = pl.DataFrame(
+        {
+            "prefill_requests": [1, 2], "prefill_tokens": [prompt] * 2, "prefill_context_tokens": [context] * 2,
+            "decode_tokens": [decoders] * 2, "decode_context_tokens": [10 * decoders] * 2, "weight_bytes": [None] * 2,
+            "kv_read_bytes": [None] * 2, "kv_write_bytes": [None] * 2,
+        },
+        schema_overrides=dict.fromkeys(("weight_bytes", "kv_read_bytes", "kv_write_bytes"), pl.Int64),
+    )  # fmt: skip
+    got = step_bytes(steps, FULL.model_copy(update={"config": {"n_ubatch": ubatch}}))
+    assert got["weight_bytes"].to_list() == [passes * 1000] * 2
+    once = prompt + context + 11 * decoders
+    assert got["kv_read_bytes"].to_list() == [read * 23_040, once * 23_040], "which of several prompts was split is not known"
+
+
 @pytest.mark.parametrize("field", ["layers", "kv_heads", "head_size", "kv_dtype"])
 def test_bytes_are_null_where_the_geometry_is_unknown(field: str) -> None:
     partial = FULL.model_copy(update={field: None})

@@ -66,6 +66,8 @@ async def test_the_server_as_it_describes_itself() -> None:
     assert server.engine_version == "b0-unknown"
     assert server.kv_capacity_tokens is None, "no endpoint tells whether slots share one context"
     assert any("max_batched_tokens 2048 is llama.cpp's default" in n for n in notes), "what is assumed is said"
+    assert server.config["n_ubatch"] == 512
+    assert any("n_ubatch 512 is llama.cpp's default (-ub)" in n for n in notes), "what is assumed is said"
 
 
 def tiny_gguf(path: Path) -> Path:

@@ -22,6 +22,9 @@ __all__ = ["KNOWN", "MetricsCollector", "SlotsCollector", "describe"]
 DEFAULT_BATCH_TOKENS = 2048
 """llama.cpp's default of ``-b``: prompt tokens of one iteration at most. No endpoint tells the real value."""
 
+DEFAULT_PHYSICAL_BATCH_TOKENS = 512
+"""llama.cpp's default of ``-ub``: an iteration of more tokens is several passes over the weights. No endpoint tells it either."""
+
 _CUMULATIVE_TOKENS = Kind("tokens", "cumulative", whole=True)
 _CUMULATIVE_S = Kind("s", "cumulative")
 KNOWN: dict[str, Kind] = {
@@ -81,6 +84,8 @@ async def describe(api: Api, server: Server, find: Callable[[], Found] | None = 
     server.engine_version = build if isinstance(build, str) else server.engine_version
     server.max_batched_tokens = DEFAULT_BATCH_TOKENS
     notes.append(f"{server.name}: max_batched_tokens {DEFAULT_BATCH_TOKENS} is llama.cpp's default (-b), no endpoint tells it.")
+    server.config["n_ubatch"] = DEFAULT_PHYSICAL_BATCH_TOKENS
+    notes.append(f"{server.name}: n_ubatch {DEFAULT_PHYSICAL_BATCH_TOKENS} is llama.cpp's default (-ub), no endpoint tells it.")
     notes.append(f"{server.name}: prefix caching is llama.cpp's default (cache_prompt); a request may turn it off.")
     path = _get(props, "model_path")
     if isinstance(path, str):
