@@ -8,7 +8,8 @@ requests are picked up between iterations. What it cannot see is said in :attr:`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hoptrace import metrics, schema
 from hoptrace.kv import step_bytes
 from hoptrace.manifest import Server
 from hoptrace.reconstruct_cluster import cluster, hides_steps, mixes, typical_step_ns
+from hoptrace.reconstruct_hidden import blank, known_share, known_steps, unseen_requests
 from hoptrace.reconstruct_prefill import Placed, Prompt, first_steps, place, step_starts
 from hoptrace.reconstruct_rows import decode_shares, lay_out, residency_rows, step_rows
 
@@ -34,12 +36,15 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 @dataclass(frozen=True)
 class Steps:
     """``steps`` and ``residency`` with the columns of the schema, sorted; ``origin``: observed, reconstructed or replayed
-    (several: joined by commas; "" if there is none); ``note``: what a reader has to know, or null."""
+    (several: joined by commas; "" if there is none); ``note``: what a reader has to know, or null; ``known``: by server, share of
+    its output tokens that come from steps whose composition is known (null: not told); empty for steps that were not
+    reconstructed."""
 
     steps: pl.DataFrame
     residency: pl.DataFrame
     origin: str
     note: str | None = None
+    known: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def steps_of(trace: Trace) -> Steps:
@@ -49,12 +54,15 @@ def steps_of(trace: Trace) -> Steps:
     steps = trace.table("steps").sort("server", "dp_rank", "step").collect()
     residency = trace.table("residency").sort("request", "first_step").collect()
     notes = [n for n in trace.manifest.notes if n.startswith(_PREFIX)]
-    return Steps(steps, residency, ", ".join(sorted(steps["origin"].drop_nulls().unique().to_list())), " ".join(notes) or None)
+    told = trace.table("coverage").filter((pl.col("table") == "steps") & (pl.col("source") == SOURCE)).sort("server").collect()
+    known = dict(zip(told["server"].to_list(), told["fraction"].to_list(), strict=True))
+    origin = ", ".join(sorted(steps["origin"].drop_nulls().unique().to_list()))
+    return Steps(steps, residency, origin, " ".join(notes) or None, known)
 
 
 def store_steps(writer: TraceWriter, steps: Steps) -> None:
-    """Write reconstructed steps into a trace that is being written, with their coverage and the note. Nothing if there are
-    none."""
+    """Write reconstructed steps into a trace that is being written, with the note and their coverage, whose fraction is
+    :attr:`Steps.known`. Nothing if there are none."""
     if steps.steps.is_empty():
         return
     writer.append_arrow("steps", steps.steps.to_arrow())
@@ -62,7 +70,8 @@ def store_steps(writer: TraceWriter, steps: Steps) -> None:
     rows = []
     for (server,), s in steps.steps.group_by(["server"], maintain_order=True):
         span = {"server": server, "from_ns": s["start_ns"].min(), "to_ns": s["end_ns"].max(), "source": SOURCE}
-        rows.append({"table": "steps", "columns": [c for c in s.columns if s[c].null_count() < s.height], **span})
+        columns = [c for c in s.columns if s[c].null_count() < s.height]
+        rows.append({"table": "steps", "columns": columns, "fraction": steps.known.get(str(server)), **span})
         rows.append({"table": "residency", "columns": None, **span})
     writer.append("coverage", rows)
     if steps.note:
@@ -83,7 +92,7 @@ def reconstruct(trace: Trace) -> Steps:
     )
     if reads.is_empty():
         return Steps(_empty("steps"), _empty("residency"), "", "No token times were recorded, so no steps can be told.")
-    all_steps, all_runs, notes = [], [], []
+    all_steps, all_runs, notes, known = [], [], [], {}
     for (name,), mine in units.group_by(["server"], maintain_order=True):
         server = trace.manifest.server(str(name)) or Server.model_validate({"name": str(name)})
         part = reads.filter(pl.col("server") == name).sort("unit", "index")
@@ -95,8 +104,21 @@ def reconstruct(trace: Trace) -> Steps:
                 f"{name} computes prompts in iterations of their own: its tokens do not tell its steps, so none are given."
             )
             continue
-        steps, runs, remarks = _one_server(server, mine, part)
-        all_steps.append(step_bytes(steps, server))
+        steps, runs, made, remarks = _one_server(server, mine, part)
+        unseen, when = unseen_requests(trace, server.name, units)
+        doubted = _doubted(part)
+        before = known_steps(steps)
+        steps = blank(step_bytes(steps, server), when, doubted["begin"].to_numpy(), doubted["end"].to_numpy())
+        after = known_steps(steps)
+        known[server.name] = known_share(made, after, _output_tokens(trace, part), unseen)
+        if n := int((before & ~after).sum()):
+            beside = when.beside(steps) + doubted["request"].n_unique()
+            notes.append(
+                f"Beside {n} of {steps.height} steps ran {beside} requests whose tokens' times are not known, so what these "
+                "steps computed is not known either."
+            )
+        runs = _undoubted(runs, doubted)
+        all_steps.append(steps)
         all_runs.append(runs)
         notes += remarks
     if not all_steps:
@@ -107,6 +129,7 @@ def reconstruct(trace: Trace) -> Steps:
         pl.concat(all_runs).sort("request", "sequence", "first_step"),
         "reconstructed",
         note,
+        known,
     )
 
 
@@ -152,7 +175,8 @@ def _units(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, _Ints, list[str]]:
+    """Steps, residency, the tokens that came from each step, remarks; as if all that the server did had been seen."""
     unit, time, count = (reads[c].to_numpy() for c in ("unit", "time_ns", "tokens"))
     hidden = hides_steps(unit, time, count)
     order = np.lexsort((unit, time))
@@ -177,7 +201,38 @@ def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tup
     steps = _conform(
         steps.with_columns(*named, pl.lit(0, pl.Int64).alias("pp_rank"), pl.lit("reconstructed").alias("origin")), "steps"
     )
-    return steps, _conform(runs.with_columns(*named), "residency"), _remarks(seen, placed, reads, units)
+    made = np.zeros(steps.height, dtype=np.int64)
+    np.add.at(made, lines.number[shares["step"]], shares["tokens"])
+    np.add.at(made, lines.number[last], count[opening])
+    return steps, _conform(runs.with_columns(*named), "residency"), made, _remarks(seen, placed, reads, units)
+
+
+def _doubted(reads: pl.DataFrame) -> pl.DataFrame:
+    """The sequences of unknown or doubted counts: request, sequence, begin, end (first and last read, ns)."""
+    return (
+        reads.group_by("request", "sequence", maintain_order=True)
+        .agg(pl.col("time_ns").first().alias("begin"), pl.col("time_ns").last().alias("end"), pl.col("count").is_null().any())
+        .filter("count")
+        .drop("count")
+    )
+
+
+def _undoubted(runs: pl.DataFrame, doubted: pl.DataFrame) -> pl.DataFrame:
+    """``runs`` without token counts where these are doubted: that a sequence generated is known, not how much in each step."""
+    theirs = runs.join(
+        doubted.with_columns(pl.lit(True).alias("d")), on=["request", "sequence"], how="left", maintain_order="left"
+    )
+    unknown = pl.lit(theirs["d"].fill_null(False)) & (pl.col("phase") == "decode")
+    return runs.with_columns(
+        pl.when(unknown).then(None).otherwise(pl.col(c)).alias(c) for c in ("tokens_per_step", "context_at_start")
+    )
+
+
+def _output_tokens(trace: Trace, reads: pl.DataFrame) -> pl.Series:
+    """Output tokens of each request with reads: the server's total or, where it told none, those that were counted."""
+    total = trace.table("requests").select("request", "output_tokens").collect()
+    seen = reads.group_by("request", maintain_order=True).agg(pl.col("tokens").sum())
+    return seen.join(total, on="request", how="left").select(pl.coalesce("output_tokens", "tokens")).to_series()
 
 
 _NEVER = np.iinfo(np.int64).min

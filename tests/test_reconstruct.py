@@ -311,3 +311,126 @@ def test_counts_that_are_not_the_servers_total_are_unknown(tmp_path: Path) -> No
     assert got.note is not None and f"{n} reads do not say how many tokens they hold; one for each of their chunks" in got.note
     assert "For 1 sequences that is because" in got.note
     assert "do not say" not in str(steps_of(trace).note)
+
+
+def hide(
+    made: Synthetic, path: Path, hidden: set[int], timings: bool = True, doubted: int | None = None, change: Any = None
+) -> Trace:
+    """The trace as if the requests of ``hidden`` had been answered in one piece: no token times. ``doubted``: the server's total
+    of this one is not what its chunks add up to."""
+    t = {n: made.trace.table(n).collect() for n in ("requests", "stages", "tokens")}
+    gone = pl.col("request").is_in(hidden)
+    first = pl.col("first_token_ns") if timings else pl.lit(None, pl.Int64)
+    t["requests"] = t["requests"].with_columns(
+        pl.when(gone).then(first).otherwise(None).alias("engine_first_token_ns"),
+        *(
+            pl.when(gone).then(None).otherwise(pl.col(c)).alias(c)
+            for c in ("first_token_ns", "first_visible_ns", "last_token_ns")
+        ),
+        pl.when(pl.col("request").eq_missing(doubted))
+        .then(pl.col("output_tokens") + 2)
+        .otherwise("output_tokens")
+        .alias("output_tokens"),
+    )
+    if not timings:
+        t["stages"] = t["stages"].with_columns(pl.when(gone).then(None).otherwise("scheduled_ns").alias("scheduled_ns"))
+    if change is not None:
+        t["requests"] = t["requests"].with_columns(change)
+    t["tokens"] = t["tokens"].filter(~gone)
+    manifest = made.trace.manifest.model_copy(update={"tables": {}, "notes": []})
+    with TraceWriter(path, manifest, background=False) as w:
+        for name, rows in t.items():
+            w.append_arrow(name, rows.to_arrow())
+        w.flush()
+        store_steps(w, reconstruct(hoptrace.open(path)))
+    return hoptrace.open(path)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10**6), rate=st.sampled_from([0.2, 1.0, 4.0]), timings=st.booleans(), hidden=st.integers(1, 6))
+def test_beside_a_request_without_token_times_nothing_wrong_is_told(
+    seed: int, rate: float, timings: bool, hidden: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    made = synthetic_trace(folder / "a.trace", requests=14, seed=seed, rate_per_s=rate)
+    got = steps_of(hide(made, folder / "b.trace", set(range(0, 2 * hidden, 2)), timings))
+    key = ["start_ns", "end_ns"]
+    truth = made.steps.select(*key, *COMPOSITION[1:], "running", "waiting")
+    for column in truth.columns[2:]:
+        told = got.steps.select(*key, column).drop_nulls().join(truth, on=key, how="left", suffix="_true")
+        assert told.filter(pl.col(column).ne_missing(pl.col(f"{column}_true"))).is_empty(), column
+    unknown = got.steps["decode_requests"].is_null()
+    for column in ("running", "decode_tokens", "decode_context_tokens"):
+        assert got.steps[column].is_null().equals(unknown), column
+    for column in ("weight_bytes", "kv_read_bytes", "kv_write_bytes"):
+        assert (got.steps[column].is_null() == (unknown | got.steps["prefill_tokens"].is_null())).all(), column
+
+
+def test_steps_beside_a_hidden_request_are_left_out_and_counted(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "a.trace", requests=30, rate_per_s=1.0, seed=3)
+    gone = {4, 9}
+    trace = hide(made, tmp_path / "b.trace", gone)
+    got = steps_of(trace)
+    unknown = int(got.steps["decode_requests"].null_count())
+    assert 0 < got.steps["prefill_tokens"].null_count() < unknown < got.steps.height / 2
+    whole = got.steps.drop_nulls(COMPOSITION)
+    # By hand: the tokens that came out of the steps where nobody is hidden, of all the tokens made.
+    run = made.residency.filter(pl.col("request").is_in(gone))
+    theirs = {s for a, b in run.select("first_step", "last_step").iter_rows() for s in range(a, b + 1)}
+    # The end of an answer is seen 0.1 ms late, so a step that began at once is left out too.
+    late = made.steps.filter(pl.col("step").is_in(theirs) & ~(pl.col("step") + 1).is_in(theirs))["end_ns"]
+    theirs |= {s for t in late for s in made.steps.filter(pl.col("start_ns").is_between(t, t + 99_999))["step"]}
+    clear = made.steps.filter(~pl.col("step").is_in(theirs))
+    ends = set(clear["end_ns"].to_list())
+    tokens = made.trace.table("tokens").collect()
+    share = tokens.filter(pl.col("time_ns").is_in(ends)).height / tokens.height
+    assert whole.height == clear.height
+    coverage = trace.table("coverage").filter(pl.col("table") == "steps").collect()
+    assert coverage["fraction"].to_list() == [pytest.approx(share)] and got.known == {"engine": pytest.approx(share)}
+    assert f"Beside {got.steps.height - whole.height} of {got.steps.height} steps ran 2 requests" in str(got.note)
+    assert fit(got.steps).error["n"] == whole.height, "the fit leaves them out"
+    assert fit(got.steps).cost_ns(decode_requests=1) == pytest.approx(COST.cost_ns(decode_requests=1), rel=0.1)
+
+
+def test_all_is_known_where_all_are_seen_and_nothing_where_a_total_is_not_told(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "a.trace", requests=12)
+    clean = steps_of(hide(made, tmp_path / "b.trace", set()))
+    assert clean.known == {"engine": 1.0} and clean.steps["decode_requests"].null_count() == 0 and "Beside" not in str(clean.note)
+    untold = pl.when(pl.col("request") == 3).then(None).otherwise("output_tokens").alias("output_tokens")
+    assert steps_of(hide(made, tmp_path / "c.trace", {3}, change=untold)).known == {"engine": None}
+
+
+def test_a_request_that_has_not_ended_may_be_in_every_step_from_then_on(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "a.trace", requests=12, seed=6)
+    path = tmp_path / "b.trace"
+    t = {n: made.trace.table(n).collect() for n in ("requests", "stages", "tokens")}
+    six = pl.col("request") == 6
+    t["tokens"] = t["tokens"].filter(~six)
+    t["requests"] = t["requests"].with_columns(
+        *(pl.when(six).then(None).otherwise(pl.col(c)).alias(c) for c in ("finish_ns", "first_token_ns", "last_token_ns"))
+    )
+    t["stages"] = t["stages"].filter(~six)
+    with TraceWriter(path, made.trace.manifest.model_copy(update={"tables": {}}), background=False) as w:
+        for name, rows in t.items():
+            w.append_arrow(name, rows.to_arrow())
+    steps = steps_of(hoptrace.open(path)).steps
+    arrival = t["requests"].filter(six)["arrival_ns"][0]
+    assert (steps["decode_requests"].is_null() == (steps["end_ns"] > arrival)).all()
+    assert (steps["prefill_tokens"].is_null() == (steps["end_ns"] > arrival)).all()
+    assert 0 < steps["running"].null_count() < steps.height
+
+
+def test_doubted_counts_leave_the_decoding_beside_them_unknown(tmp_path: Path) -> None:
+    made = synthetic_trace(tmp_path / "a.trace", requests=20, seed=2)
+    number = made.trace.table("requests").filter(pl.col("output_tokens") > 10).collect()["request"][2]
+    got = steps_of(hide(made, tmp_path / "b.trace", set(), doubted=number))
+    run = made.residency.filter((pl.col("request") == number) & (pl.col("phase") == "decode"))
+    mine = pl.col("step").is_between(run["first_step"].min(), run["last_step"].max())
+    inside, outside = got.steps.filter(mine), got.steps.filter(~mine)
+    for column in ("decode_requests", "decode_tokens", "decode_context_tokens", "running", "weight_bytes"):
+        assert inside[column].null_count() == inside.height and outside[column].null_count() == 0
+    assert got.steps.select(COMPOSITION[:4]).equals(made.steps.select(COMPOSITION[:4])), "prompts are known"
+    theirs = got.residency.filter((pl.col("request") == number) & (pl.col("phase") == "decode"))
+    assert theirs.height and theirs["tokens_per_step"].null_count() == theirs["context_at_start"].null_count() == theirs.height
+    assert got.residency.filter(pl.col("request") != number)["tokens_per_step"].null_count() == 0
+    assert got.known["engine"] is not None and got.known["engine"] < 1
