@@ -16,17 +16,22 @@ __all__ = ["METRICS", "STATISTICS", "Comparison", "Difference", "compare", "spee
 METRICS = ("ttft", "itl", "tpot", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p95", "p99")
 _SAME_WORK = 0.9
+_NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "End to end", "queue": "Queue"}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure. Errors are predicted − observed; the percentage is of the observed, null where that is 0."""
+    """One figure. Errors are predicted − observed; the percentage is of the observed, null where that is 0.
+
+    ``n``: over how many requests, where the metric is known on both sides for fewer than all that are compared; else null.
+    """
 
     metric: str
     statistic: str
     observed: float | None
     predicted: float | None
     unit: str = "ns"
+    n: int | None = None
 
     @property
     def error(self) -> float | None:
@@ -42,7 +47,7 @@ class Difference:
         pct = self.error_pct
         return {
             "metric": self.metric, "statistic": self.statistic, "unit": self.unit, "observed": self.observed,
-            "predicted": self.predicted, "error": self.error, "error_pct": None if pct is None else round(pct, 3),
+            "predicted": self.predicted, "error": self.error, "error_pct": None if pct is None else round(pct, 3), "n": self.n,
         }  # fmt: skip
 
 
@@ -52,7 +57,8 @@ class Comparison:
 
     Attributes:
         differences: one per metric and statistic, then throughput.
-        paired: whether the same requests were compared (equal number, prompt and output length), else whole distributions.
+        paired: whether the same requests were compared (equal id or number, prompt and output length), each metric over those
+            for which both sides know it; else whole distributions.
         requests: compared on either side (observed, predicted).
         per_request: median and p95 of |predicted − observed| ÷ observed over the requests, by metric, in %; if paired.
         notes: what a reader has to know.
@@ -105,17 +111,21 @@ def speed(steps: pl.DataFrame, cost: StepCost) -> float | None:
 def compare(observed: Trace, predicted: Trace) -> Comparison:
     """Compare two traces over their finished requests.
 
-    If at least nine tenths of the requests on either side have a twin of the same number and lengths on the other, only twins
-    are compared, and their own errors too; else the distributions of all.
+    If at least nine tenths of the requests on either side have a twin of the same name and lengths on the other, only twins
+    are compared, and their own errors too; else the distributions of all. The name is ``request_id`` if both sides give each
+    request one of its own and share any, else the number: a load generator sends its ids again, while two requests that arrive
+    together may swap their numbers.
+
+    Of twins, each metric is taken over those for which both sides know it, so that it never holds some requests against others.
     """
-    a, b = request_metrics(observed), request_metrics(predicted)
-    key = ["request", "prompt_tokens", "output_tokens"]
+    a, b = _named(observed, predicted)
+    key = ["name", "prompt_tokens", "output_tokens"]
     twins = a.select(key).join(b.select(key), on=key)
     paired = twins.height > 0 and twins.height >= _SAME_WORK * max(a.height, b.height)
     notes = []
     if paired:
         a_all, b_all = a.height, b.height
-        a, b = (x.join(twins, on=key, how="semi").sort("request") for x in (a, b))
+        a, b = (x.join(twins, on=key, how="semi").sort("name") for x in (a, b))
         if a.height < max(a_all, b_all):
             notes.append(f"{a.height} requests are on both sides (observed {a_all}, predicted {b_all}); only they are compared.")
     elif a.height and b.height:
@@ -123,18 +133,65 @@ def compare(observed: Trace, predicted: Trace) -> Comparison:
         x, y = int(a["output_tokens"].sum()), int(b["output_tokens"].sum())
         if x and abs(y - x) > 0.01 * x:
             notes.append(f"They do unequal work: {x:,} output tokens observed, {y:,} predicted.")
-    stats: dict[str, tuple[Stat, Stat]] = {m: (stat(a[f"{m}_ns"]), stat(b[f"{m}_ns"])) for m in METRICS if m != "itl"}
-    stats["itl"] = (_itl(observed, a), _itl(predicted, b))
-    found = [
-        Difference(m, s, getattr(stats[m][0], f"{s}_ns"), getattr(stats[m][1], f"{s}_ns")) for m in METRICS for s in STATISTICS
-    ]
+    found: list[Difference] = []
+    fewer: dict[str, list[str]] = {}
+    for m in METRICS:
+        one, other, n, why = _metric(m, (observed, a), (predicted, b), paired)
+        found += [Difference(m, s, getattr(one, f"{s}_ns"), getattr(other, f"{s}_ns"), n=n) for s in STATISTICS]
+        if why:
+            fewer.setdefault(why, []).append(_NAMES[m])
+    notes += [f"{', '.join(names)}: {why}" for why, names in fewer.items()]
     for name, amount in (("output tokens", "output_tokens"), ("requests", None)):
         found.append(Difference("throughput", name, _per_s(a, amount), _per_s(b, amount), f"{name}/s"))
     return Comparison(tuple(found), paired, (a.height, b.height), _per_request(a, b) if paired else {}, tuple(notes))
 
 
-def _itl(trace: Trace, requests: pl.DataFrame) -> Stat:
-    return stat(itl_ns(trace).join(requests.select("request"), on="request", how="semi")["itl_ns"])
+def _named(observed: Trace, predicted: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The metrics of both, each request with the ``name`` that tells which one it is."""
+    sides = []
+    for trace in (observed, predicted):
+        ids = trace.table("requests").select("request", "request_id").collect()
+        sides.append(request_metrics(trace).join(ids, on="request", how="left", maintain_order="left"))
+    a, b = sides
+    own = all(x["request_id"].null_count() == 0 and x["request_id"].n_unique() == x.height for x in sides)
+    by_id = own and bool(a["request_id"].is_in(b["request_id"].implode()).any())
+    return a.with_columns(_name(by_id)), b.with_columns(_name(by_id))
+
+
+def _name(by_id: bool) -> pl.Expr:
+    return pl.col("request_id" if by_id else "request").alias("name")
+
+
+def _metric(
+    m: str, one: tuple[Trace, pl.DataFrame], other: tuple[Trace, pl.DataFrame], paired: bool
+) -> tuple[Stat, Stat, int | None, str | None]:
+    """A metric of both sides: over how many requests, if not over all to which it applies; and a sentence on that."""
+    values = []
+    for trace, requests in (one, other):
+        if m == "itl":
+            of = itl_ns(trace).select("request", pl.col("itl_ns").alias("value"))
+        else:
+            of = requests.select("request", pl.col(f"{m}_ns").alias("value"))
+        values.append(requests.select("name", "request").join(of, on="request").drop_nulls("value"))
+    known = [v.select("name").unique() for v in values]
+    # A single token has no token after it: neither ITL nor TPOT applies.
+    several = (pl.col("output_tokens") > 1).fill_null(True)
+    alone = m in ("itl", "tpot")
+    total = [x.filter(several).height if alone else x.height for _, x in (one, other)]
+    counts = [k.height for k in known]
+    if not all(counts):
+        # Nothing to hold one against the other: no error can come of it, and a known side stays known.
+        return stat(values[0]["value"]), stat(values[1]["value"]), None, None
+    if not paired:
+        partly = [f"{counts[i]} of {total[i]} requests {('observed', 'predicted')[i]}" for i in (0, 1) if counts[i] < total[i]]
+        note = f"known only for {' and '.join(partly)}; the sides may differ by that alone." if partly else None
+        return stat(values[0]["value"]), stat(values[1]["value"]), None, note
+    both = known[0].join(known[1], on="name")
+    first, second = (stat(v.join(both, on="name", how="semi")["value"]) for v in values)
+    if both.height >= total[0]:
+        return first, second, None, None
+    why = f"compared over {both.height} of {total[0]} requests; for the others it is not known on both sides."
+    return first, second, both.height, why
 
 
 def _per_s(requests: pl.DataFrame, amount: str | None) -> float | None:

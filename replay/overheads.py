@@ -1,7 +1,7 @@
 """The time that a request spends outside the engine's steps, as the trace shows it: fixed per request, or between steps.
 
 Each figure is the median over the requests that show it (the gap between steps: the mean, so that throughput stays right), in
-whole ns, never negative; 0 where the trace does not tell.
+whole ns, never negative. Where the trace does not tell, a replay has to take 0; ``n`` is 0 then, and the manifest says null.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class Overheads:
     Attributes:
         arrival_to_sent_ns: the load generator's lateness; 0 where nobody saw the request being sent.
         sent_to_received_ns: network on the way in, from arrival where `sent` is unknown.
-        received_to_enqueued_ns: the proxy, or the server's front.
+        received_to_enqueued_ns: the proxy, or the server's front; from the last stamp before where `received` is unknown.
         enqueued_to_ready_ns: from the hand-over to the engine until it could begin, seen where the engine was idle.
-        between_steps_ns: host time from a step's end to the next one's start while decoders run.
+        between_steps_ns: host time from a step's end to the next one's start while decoders run; reconstructed steps touch, so
+            they do not tell.
         step_to_token_ns: from the end of the step that computed a first token until it was seen.
         last_token_to_finish_ns: from the last token to the end of the request.
     """
@@ -50,9 +51,9 @@ class Overheads:
         return self.arrival_to_received_ns + self.received_to_enqueued_ns + self.enqueued_to_ready_ns
 
     def as_dict(self) -> dict[str, Any]:
-        """For the manifest: each figure with the number of values behind it."""
+        """For the manifest: each figure with the number of values behind it; null, not 0, without any."""
         names = [f.name for f in fields(self) if f.name != "n"]
-        return {name: {"ns": getattr(self, name), "n": n} for name, n in zip(names, self.n, strict=True)}
+        return {name: {"ns": getattr(self, name) if n else None, "n": n} for name, n in zip(names, self.n, strict=True)}
 
 
 def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.DataFrame | None = None) -> Overheads:
@@ -76,21 +77,32 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
     values = [
         r["sent_ns"] - r["arrival_ns"],
         r["received_ns"] - r["sent_ns"].fill_null(r["arrival_ns"]),
-        r["enqueued_ns"] - r["received_ns"],
+        r["enqueued_ns"] - r["received_ns"].fill_null(r["sent_ns"]).fill_null(r["arrival_ns"]),
         _idle_start(r),
         _gaps(steps),
         _to_token(requests, steps, residency),
         r["finish_ns"] - r["last_token_ns"],
     ]
+    untold = _untold(trace)
     figures, counts = [], []
     for i, v in enumerate(values):
-        v = v.drop_nulls()
+        v = v.drop_nulls() if i not in untold else v.clear()
         middle = (v.mean() if i == 4 else v.median()) if v.len() else 0
         assert isinstance(middle, int | float)
         figures.append(max(0, round(middle)))
         counts.append(v.len())
     late, network, front, ready, gap, token, end = figures
     return Overheads(late, network, front, ready, gap, token, end, n=tuple(counts))
+
+
+def _untold(trace: Trace) -> set[int]:
+    """What a replay had to take as 0, by position: its rows cannot tell that from a measured 0, its manifest can."""
+    info = trace.manifest.replay
+    said = info.cost_model.get("outside_steps") if info is not None else None
+    if not isinstance(said, dict):
+        return set()
+    names = [f.name for f in fields(Overheads) if f.name != "n"]
+    return {i for i, name in enumerate(names) if isinstance(said.get(name), dict) and not said[name].get("n")}
 
 
 def _idle_start(r: pl.DataFrame) -> pl.Series:
@@ -105,7 +117,8 @@ def _gaps(steps: pl.DataFrame | None) -> pl.Series:
     """Start − end of the step before, where a decoder shows that the engine was not idle between them."""
     if steps is None or not steps.height:
         return pl.Series([], dtype=pl.Int64)
-    s = steps.filter(pl.col("pp_rank").fill_null(0) == 0).sort("server", "dp_rank", "step")
+    told = (pl.col("pp_rank").fill_null(0) == 0) & (pl.col("origin").fill_null("") != "reconstructed")
+    s = steps.filter(told).sort("server", "dp_rank", "step")
     gap = (pl.col("start_ns") - pl.col("end_ns").shift(1)).over("server", "dp_rank")
     return s.select(pl.when(pl.col("decode_requests") > 0).then(gap).alias("gap"))["gap"]
 

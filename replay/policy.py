@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -279,7 +279,21 @@ def resolve(policy: Policy, server: Server | None) -> Resolved:
     )
     if result.cache == "slot":
         _check_slots(result, cache)
+        if note := _host_cache(own):
+            result = replace(result, notes=(*result.notes, note))
     return result
+
+
+def _host_cache(own: Server) -> str | None:
+    """A server with slots may keep prompts of others in host memory besides (llama.cpp's --cache-ram, on by default)."""
+    size = own.config.get("cache_ram_mib", own.config.get("cache_ram"))
+    if isinstance(size, int | float) and size == 0:
+        return None
+    known = "is on" if isinstance(size, int | float) else "may be on (its size is unknown)"
+    return (
+        f"llama.cpp's host prompt cache (--cache-ram) {known} and is not modelled: "
+        "prompts that only it would find again are computed anew."
+    )
 
 
 def _check_slots(r: Resolved, cache: PrefixCache) -> None:

@@ -33,7 +33,7 @@ def frames(parent: Trace, served: Served, server: Server, oh: Overheads) -> dict
     """
     table = {
         "requests": _requests(parent, served, oh),
-        "stages": _stages(served, server, oh),
+        "stages": _stages(parent, served, server, oh),
         "tokens": _tokens(parent, served, oh),
         "steps": _steps(served, server),
         "residency": _residency(served, server),
@@ -82,7 +82,7 @@ def _requests(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
     recorded = parent.table("requests").select(
         *_CARRIED,
         (pl.col("first_visible_ns") == pl.col("first_token_ns")).alias("visible_first"),
-        *(pl.col(f"{c}_ns").is_not_null().any().alias(f"has_{c}") for c in ("sent", "queued")),
+        *(pl.col(f"{c}_ns").is_not_null().any().alias(f"has_{c}") for c in ("sent", "received", "queued")),
     )
     everybody = recorded.collect()
     times = _times(served, oh)
@@ -90,6 +90,7 @@ def _requests(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
         # A column that the parent does not fill stays empty, so that both traces' figures are made of the same times.
         pl.when("has_queued").then("queued_ns").alias("queued_ns"),
         pl.when("has_sent").then("sent_ns").alias("sent_ns"),
+        pl.when("has_received").then("received_ns").alias("received_ns"),
         pl.when("visible_first").then("first_token_ns").alias("first_visible_ns"),
     )
     parts = [done]
@@ -98,14 +99,23 @@ def _requests(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
         parts.append(
             everybody.drop("finish_reason", "output_tokens")
             .join(served.refused, on="request")
-            .with_columns(back.alias("received_ns"), (back + oh.received_to_enqueued_ns).alias("finish_ns"))
+            .with_columns(
+                pl.when("has_received").then(back).alias("received_ns"), (back + oh.received_to_enqueued_ns).alias("finish_ns")
+            )
         )
     return pl.concat(parts, how="diagonal").with_columns(
         pl.when(pl.col("arrival_of") == "intended").then("arrival_ns").alias("intended_ns"),
     )
 
 
-def _stages(served: Served, server: Server, oh: Overheads) -> pl.DataFrame:
+def _enqueued_known(parent: Trace) -> bool:
+    return any(
+        parent.table(name).select(pl.col(column).is_not_null().any()).collect().item()
+        for name, column in (("stages", "enqueued_ns"), ("requests", "queued_ns"))
+    )
+
+
+def _stages(parent: Trace, served: Served, server: Server, oh: Overheads) -> pl.DataFrame:
     t = _times(served, oh).rename({"queued_ns": "enqueued_ns", "engine_last_token_ns": "end_ns"})
     done = t.select("request", "enqueued_ns", "scheduled_ns", "end_ns").with_columns(
         pl.lit("done").alias("end_reason"),
@@ -120,6 +130,9 @@ def _stages(served: Served, server: Server, oh: Overheads) -> pl.DataFrame:
             "request", at.alias("enqueued_ns"), at.alias("end_ns"), pl.lit("refused").alias("end_reason")
         )
         done = pl.concat([done, refused], how="diagonal")
+    if not _enqueued_known(parent):
+        # Equal stamps would say that the way from arrival to the engine took no time; nobody knows.
+        done = done.with_columns(pl.lit(None, dtype=pl.Int64).alias("enqueued_ns"))
     return done.with_columns(
         pl.lit(0).alias("sequence"),
         pl.lit(0).alias("attempt"),

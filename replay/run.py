@@ -30,6 +30,8 @@ __all__ = ["FramesTrace", "Replayed", "drift", "predict", "replay", "write"]
 Progress = Callable[[str], None]
 _DRIFT = 0.15
 _NOISE = 0.1
+# What a step cost needs to know of a step.
+_COMPOSITION = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
 
 
 class FramesTrace(Trace):
@@ -60,12 +62,14 @@ class Replayed:
         trace: its tables and its manifest.
         own: the trace under its own policy against what was observed: the error of the method; null if nothing was observed.
         against: this replay against what was observed: what the policy changes, the method's error included; null likewise.
+        change: this replay against the one under the trace's own policy, over the requests that both serve; null likewise.
         cost: the step cost.
     """
 
     trace: FramesTrace
     own: Comparison | None
     against: Comparison | None
+    change: Comparison | None
     cost: StepCost
 
 
@@ -140,7 +144,8 @@ def predict(
     oh = overheads(trace, seen.steps, seen.residency)
     say("replaying under the trace's own policy")
     observed = _observed(trace)
-    own = compare(trace, _play(trace, work, own_policy, server, step_cost, oh)[0]) if observed else None
+    again = _play(trace, work, own_policy, server, step_cost, oh)[0] if observed else None
+    own = None if again is None else compare(trace, again)
     say(f"replaying under {policy.name}")
     result, served = _play(trace, work.at_rate(rate), chosen, server, step_cost, oh)
     against = compare(trace, result) if observed else None
@@ -153,11 +158,12 @@ def predict(
         seed=seed,
         arrivals="recorded" if rate == 1 else f"recorded, {float(rate):g} times as fast",
         error=None if own is None else own.errors(),
-        warnings=_warnings(trace, work, chosen, own_policy, served, step_cost, seen, observed),
+        warnings=_warnings(trace, work, chosen, own_policy, served, step_cost, seen, own, against),
     )  # fmt: skip
     result.manifest.replay = info
     result.manifest.title = f"{trace.name} under {policy.name}" + ("" if rate == 1 else f", {float(rate):g} x the rate")
-    return Replayed(result, own, against, step_cost)
+    change = None if again is None else compare(again, result)
+    return Replayed(result, own, against, change, step_cost)
 
 
 def _play(
@@ -208,11 +214,22 @@ def _observed(trace: Trace) -> bool:
 
 
 def _warnings(
-    trace: Trace, work: Workload, policy: Resolved, own: Resolved, served: Served, cost: StepCost, seen: Steps, observed: bool
+    trace: Trace,
+    work: Workload,
+    policy: Resolved,
+    own: Resolved,
+    served: Served,
+    cost: StepCost,
+    seen: Steps,
+    error: Comparison | None,
+    against: Comparison | None,
 ) -> list[str]:
     found = list(work.notes)
     found += policy.notes
-    if observed:
+    if error is not None:
+        found += [f"Error under the trace's own policy: {n}" for n in error.notes]
+        if against is not None:
+            found += [f"What-if against observed: {n}" for n in against.notes if n not in error.notes]
         found += [f"For the error under the trace's own policy: {n}" for n in own.notes if n not in policy.notes]
         if cost.origin != "fitted":
             found.append("The step cost is not the recorded machine's: the error under its own policy holds that difference too.")
@@ -220,6 +237,8 @@ def _warnings(
         found.append("The trace holds no observed latencies, so the error of this replay is unknown.")
     if seen.note and cost.origin == "fitted":
         found.append(seen.note)
+    if cost.origin == "fitted":
+        found += basis(trace, seen)
     if served.refused.height:
         reasons = served.refused["error"].to_list()
         found.append(f"{len(reasons)} requests are refused; the first: {reasons[0]}.")
@@ -243,6 +262,31 @@ def _warnings(
     return list(dict.fromkeys(found))
 
 
+def basis(trace: Trace, seen: Steps) -> list[str]:
+    """How much of the work a fit rests on, where that is not all: steps of unknown composition, requests that no step shows."""
+    said = []
+    steps = seen.steps.filter(pl.col("pp_rank").fill_null(0) == 0)
+    known = steps.drop_nulls(_COMPOSITION)
+    if known.height < steps.height:
+        took, all_took = (int((s["end_ns"] - s["start_ns"]).sum()) for s in (known, steps))
+        share = f", {100 * took / all_took:.0f} % of their time" if all_took > 0 else ""
+        said.append(
+            f"The step cost rests on {known.height} of {steps.height} recorded steps{share}: "
+            "what the others held, or how long they took, is unknown."
+        )
+    finished = trace.table("requests").filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
+    done = finished.select("request", pl.col("output_tokens").fill_null(0)).collect()
+    shown = done.join(seen.residency.select("request").unique(), on="request", how="semi")
+    if shown.height < done.height and seen.residency.height:
+        tokens, all_tokens = int(shown["output_tokens"].sum()), int(done["output_tokens"].sum())
+        share = f" ({100 * tokens / all_tokens:.0f} % of the output tokens)" if all_tokens else ""
+        said.append(
+            f"The recorded steps show {shown.height} of {done.height} finished requests{share}; "
+            "what the others did in them is unknown, so the step cost may be theirs too."
+        )
+    return said
+
+
 def noise(cost: StepCost) -> list[str]:
     """What the mean cost of a step leaves out: equal steps that took unequal time."""
     p95 = cost.error.get("p95") if cost.error else None
@@ -259,8 +303,7 @@ def drift(steps: pl.DataFrame, cost: StepCost) -> list[str]:
 
     A replay runs at the recording's mean speed, so the error under the own policy holds this too, most of all in what queued.
     """
-    known = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
-    frame = steps.drop_nulls(known).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
+    frame = steps.drop_nulls(_COMPOSITION).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
     if frame.height < 40:
         return []
     took = (frame["end_ns"] - frame["start_ns"]).to_numpy()

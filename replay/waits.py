@@ -19,8 +19,9 @@ _ON = {kernel.SLOTS: "slot", kernel.KV: "kv", kernel.BUDGET: "budget"}
 def waits(parent: Trace, served: Served, server: Server, oh: Overheads) -> pl.DataFrame:
     """Rows of the table `waits`.
 
-    *message*: received → enqueued, where the parent has such waits; *host*: enqueued → ready (the server's front); both as long
-    as the parent's median. *queue* on the running step: ready → start of the first step that could have held the request.
+    *message*: received → enqueued, where the parent has such waits, as long as the parent's median. *queue*: on the server,
+    enqueued → ready, as long as the parent's median (a recording shows that time as queueing too: the request holds no place
+    yet); on the running step, ready → start of the first step that could have held the request.
     *capacity*: from there until it was scheduled, on what was full for most of that time, and while it was preempted; ``count``
     is the steps waited.
     """
@@ -30,7 +31,7 @@ def waits(parent: Trace, served: Served, server: Server, oh: Overheads) -> pl.Da
     first_seen, scheduled = (served.of_request[c].to_numpy() for c in ("first_seen_ns", "scheduled_ns"))
     message = parent.table("waits").filter(pl.col("kind") == "message").select(pl.col("on").drop_nulls().first()).collect()
     parts = [
-        _rows(w.request, enqueued, served.ready_ns, "host", "server", "assumed"),
+        _rows(w.request, enqueued, served.ready_ns, "queue", "server", "assumed"),
         _rows(w.request, served.ready_ns, first_seen, "queue", "step", "derived"),
         _full(served, first_seen, scheduled),
         _preempted(served),

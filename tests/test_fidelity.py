@@ -69,6 +69,84 @@ def test_unequal_work_is_said(tmp_path: Path) -> None:
     assert "They do unequal work: 240 output tokens observed, 222 predicted." in c.notes
 
 
+def hide(trace: Trace, path: Path, numbers: list[int]) -> Trace:
+    """The same without token times of some requests, as of answers that were not streamed."""
+    gone = pl.col("request").is_in(numbers)
+    tables = {n: trace.table(n).collect() for n in ("requests", "tokens")}
+    tables["requests"] = tables["requests"].with_columns(
+        pl.when(~gone).then(c).alias(c) for c in ("first_token_ns", "last_token_ns")
+    )
+    tables["tokens"] = tables["tokens"].filter(~gone)
+    return store(path, tables)
+
+
+def test_a_metric_is_taken_over_the_requests_that_know_it_on_both_sides(tmp_path: Path) -> None:
+    """The two slow requests show no tokens when observed: their predicted ones must not enter the mean of the others."""
+    rows = [(0, 0, 100, 300, 3), (1, 0, 100, 300, 3), (2, 0, 900, 2900, 3), (3, 0, 900, 2900, 3)]
+    full = capture(tmp_path / "b.trace", *rows)
+    c = compare(hide(full, tmp_path / "a.trace", [2, 3]), full)
+    assert c.paired and c.requests == (4, 4)
+    for metric, value in (("ttft", 100), ("itl", 100), ("tpot", 100)):
+        for statistic in ("mean", "p50", "p95", "p99"):
+            d = c.get(metric, statistic)
+            assert (d.observed, d.predicted, d.n) == (value * MS, value * MS, 2), (metric, statistic)
+            assert d.as_dict()["n"] == 2
+    assert c.get("e2e", "mean").n is None and c.get("e2e", "mean").observed == 1600 * MS
+    assert c.notes == ("TTFT, ITL, TPOT: compared over 2 of 4 requests; for the others it is not known on both sides.",)
+    assert all(e == 0 for m in c.errors().values() for e in m.values())
+
+
+def test_a_single_token_has_no_gap_and_that_is_no_gap_in_what_is_known(tmp_path: Path) -> None:
+    a = capture(tmp_path / "a.trace", (0, 0, 100, 300, 3), (1, 0, 100, 100, 1))
+    c = compare(a, a)
+    assert c.notes == () and c.get("itl", "mean").n is None and c.get("tpot", "mean").n is None
+
+
+def test_a_metric_known_on_one_side_only_has_no_error_but_keeps_its_figure(tmp_path: Path) -> None:
+    full = capture(tmp_path / "b.trace", (0, 0, 100, 300, 3), (1, 0, 100, 300, 3))
+    d = compare(hide(full, tmp_path / "a.trace", [0, 1]), full).get("ttft", "mean")
+    assert (d.observed, d.predicted, d.error) == (None, 100 * MS, None)
+
+
+def test_metrics_known_for_other_requests_on_each_side_are_not_compared(tmp_path: Path) -> None:
+    full = capture(tmp_path / "f.trace", (0, 0, 100, 300, 3), (1, 0, 900, 2900, 3))
+    c = compare(hide(full, tmp_path / "a.trace", [0]), hide(full, tmp_path / "b.trace", [1]))
+    d = c.get("ttft", "mean")
+    assert (d.observed, d.predicted, d.error_pct, d.n) == (None, None, None, 0)
+    assert "TTFT, ITL, TPOT: compared over 0 of 2 requests; for the others it is not known on both sides." in c.notes
+
+
+def test_distributions_that_hold_part_of_the_requests_say_so(tmp_path: Path) -> None:
+    a = capture(tmp_path / "f.trace", (0, 0, 100, 300, 3), (1, 0, 900, 2900, 3))
+    b = capture(tmp_path / "b.trace", (0, 0, 100, 300, 4), (1, 0, 900, 2900, 4))
+    c = compare(hide(a, tmp_path / "a.trace", [1]), b)
+    assert not c.paired
+    assert "TTFT, ITL, TPOT: known only for 1 of 2 requests observed; the sides may differ by that alone." in c.notes
+
+
+def named(trace: Trace, path: Path, ids: list[str | None]) -> Trace:
+    tables = {n: trace.table(n).collect() for n in ("requests", "tokens")}
+    tables["requests"] = tables["requests"].with_columns(pl.Series("request_id", ids, dtype=pl.String))
+    return store(path, tables)
+
+
+def test_twins_are_found_by_their_ids_where_every_request_has_its_own(tmp_path: Path) -> None:
+    """Two requests of the same lengths arrive together and swap their numbers."""
+    a = capture(tmp_path / "1.trace", (0, 0, 100, 300, 3), (1, 0, 200, 600, 3))
+    b = capture(tmp_path / "2.trace", (0, 0, 200, 600, 3), (1, 0, 100, 300, 3))
+    by_id = compare(named(a, tmp_path / "a.trace", ["x", "y"]), named(b, tmp_path / "b.trace", ["y", "x"]))
+    assert by_id.paired and by_id.per_request["ttft"] == {"n": 2, "p50": 0.0, "p95": 0.0}
+    for k, ids in enumerate((["y", "y"], ["y", None], ["u", "v"])):
+        c = compare(named(a, tmp_path / f"a{k}.trace", ["x", "y"]), named(b, tmp_path / f"b{k}.trace", ids))
+        assert c.paired and c.per_request["ttft"]["p95"] > 0, ids
+
+
+def test_the_same_id_with_other_lengths_is_no_twin(tmp_path: Path) -> None:
+    a = capture(tmp_path / "1.trace", (0, 0, 100, 300, 3))
+    b = capture(tmp_path / "2.trace", (0, 0, 100, 300, 4))
+    assert not compare(named(a, tmp_path / "a.trace", ["x"]), named(b, tmp_path / "b.trace", ["x"])).paired
+
+
 def test_what_is_unknown_stays_unknown(tmp_path: Path) -> None:
     a = capture(tmp_path / "a.trace", (0, 0, 100, 300, 1))
     c = compare(a, a)

@@ -109,6 +109,21 @@ def test_what_is_unknown_is_said() -> None:
     assert r.as_dict()["batching"]["max_sequences"] == "unlimited"
 
 
+def test_a_host_prompt_cache_that_is_not_modelled_is_said() -> None:
+    def notes(**more: object) -> list[str]:
+        own = Server(name="s", engine="llama.cpp", max_sequences=4, max_batched_tokens=2048, context_tokens=2048,
+                     kv_capacity_tokens=8192, **more)  # type: ignore[arg-type]  # fmt: skip
+        return [n for n in resolve(Policy(), own).notes if "--cache-ram" in n]
+
+    rest = "and is not modelled: prompts that only it would find again are computed anew."
+    assert notes(prefix_caching=True) == [f"llama.cpp's host prompt cache (--cache-ram) may be on (its size is unknown) {rest}"]
+    assert notes(prefix_caching=True, config={"cache_ram_mib": 8192}) == [
+        f"llama.cpp's host prompt cache (--cache-ram) is on {rest}"
+    ]
+    assert notes(prefix_caching=True, config={"cache_ram_mib": 0}) == []
+    assert notes(prefix_caching=False) == []
+
+
 def test_slots_that_cannot_be_modelled_are_refused_by_name() -> None:
     llama = Server(
         name="s", engine="llama.cpp", max_sequences=4, context_tokens=2048, kv_capacity_tokens=8192, prefix_caching=True

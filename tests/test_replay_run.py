@@ -14,10 +14,11 @@ from hoptrace.analysis.accounting import account
 from hoptrace.errors import InputError, UsageError
 from hoptrace.metrics import summary
 from hoptrace.reader import Trace, open_trace
+from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.fidelity import compare
 from hoptrace.replay.overheads import overheads
 from hoptrace.replay.policy import parse_policy
-from hoptrace.replay.run import drift, predict, replay
+from hoptrace.replay.run import basis, drift, predict, replay
 from hoptrace.schema import TABLES
 from hoptrace.stepcost import fixed
 from hoptrace.validate import validate
@@ -124,7 +125,11 @@ def test_every_nanosecond_before_the_first_step_is_a_wait(tmp_path: Path) -> Non
     stays = t.table("stages").collect()
     waited = t.table("waits").group_by("request").agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("waited")).collect()
     both = stays.join(waited, on="request", how="left").with_columns(pl.col("waited").fill_null(0))
-    assert (both["scheduled_ns"] - both["enqueued_ns"]).to_list() == both["waited"].to_list()
+    both = both.join(t.table("requests").select("request", "received_ns").collect(), on="request")
+    assert (both["scheduled_ns"] - both["received_ns"]).to_list() == both["waited"].to_list()
+    # The log does not say when a request reached the engine: no equal stamps that would make a measured 0 of that.
+    assert both["enqueued_ns"].null_count() == both.height
+    assert account(t).parts["proxy_ns"].null_count() == both.height
     assert set(t.table("waits").collect()["kind"]) == {"queue", "capacity"}
     assert set(t.table("waits").filter(pl.col("kind") == "capacity").collect()["on"]) == {"slot"}
     a = account(t)
@@ -168,6 +173,16 @@ def test_refused_requests_are_in_the_trace_with_the_reason(tmp_path: Path) -> No
     assert len([w for w in info.warnings if "cannot ever fit" in w]) == 1
 
 
+def test_the_change_is_over_the_requests_that_both_replays_serve(tmp_path: Path) -> None:
+    """The longest prompts are refused by the what-if, and nothing else changes: for those that are left, nothing does."""
+    seen = replay(log(tmp_path / "log.trace", apart_ms=2000), "as-recorded", cost=COST, out=tmp_path / "capture.trace")
+    r = predict(seen, parse_policy("[kv]\ncontext_tokens = 228\n"), cost=COST)
+    assert r.change is not None and r.change.paired and 100 < r.change.requests[0] < 119
+    assert all(e == 0 for m, s in r.change.errors().items() for e in s.values() if m != "throughput")
+    assert r.own is not None and r.against is not None
+    assert r.own.get("ttft", "mean").predicted != r.against.get("ttft", "mean").predicted
+
+
 def test_messages_keep_their_bytes_and_say_that_they_are_assumed(tmp_path: Path) -> None:
     seen = log(tmp_path / "log.trace")
     r = seen.table("requests").select("request", "received_ns").head(3).collect()
@@ -188,7 +203,8 @@ def test_messages_keep_their_bytes_and_say_that_they_are_assumed(tmp_path: Path)
     assert (j["start_ns"] == j["first_token_ns"]).all() and (j["end_ns"] == j["last_token_ns"]).all()
 
 
-def test_time_outside_the_engine_is_measured_and_put_back(tmp_path: Path) -> None:
+def paced(path: Path, hide: dict[str, list[str]] | None = None) -> Trace:
+    """Nine requests a second apart: 2 ms late, 3 on the way, 4 in the proxy, 1 until the engine began, 30 of work, 7 to end."""
     rows, stays, tokens = [], [], []
     for i in range(9):
         at = 10**18 + i * 1000 * MS
@@ -199,7 +215,13 @@ def test_time_outside_the_engine_is_measured_and_put_back(tmp_path: Path) -> Non
                       "end_ns": at + 40 * MS, "source": "t"})  # fmt: skip
         tokens.append({"request": i, "index": 0, "time_ns": at + 40 * MS, "count": 1, "vantage": "proxy", "source": "t"})
     frames = {n: pl.DataFrame(v) for n, v in (("requests", rows), ("stages", stays), ("tokens", tokens))}
-    seen = store(tmp_path / "s.trace", frames, server())
+    for name, columns in (hide or {}).items():
+        frames[name] = frames[name].with_columns(pl.lit(None, dtype=pl.Int64).alias(c) for c in columns)
+    return store(path, frames, server())
+
+
+def test_time_outside_the_engine_is_measured_and_put_back(tmp_path: Path) -> None:
+    seen = paced(tmp_path / "s.trace")
     oh = overheads(seen)
     assert (oh.arrival_to_sent_ns, oh.sent_to_received_ns, oh.received_to_enqueued_ns) == (2 * MS, 3 * MS, 4 * MS)
     assert (oh.enqueued_to_ready_ns, oh.last_token_to_finish_ns) == (1 * MS, 7 * MS)
@@ -211,6 +233,88 @@ def test_time_outside_the_engine_is_measured_and_put_back(tmp_path: Path) -> Non
     assert r["intended_ns"].to_list() == r["arrival_ns"].to_list()
     assert r["queued_ns"].null_count() == 9
     assert out.trace.table("tokens").collect()["vantage"].to_list() == ["proxy"] * 9
+    said = out.trace.manifest.replay.cost_model["outside_steps"]  # type: ignore[union-attr]
+    assert said["enqueued_to_ready_ns"] == {"ns": 1 * MS, "n": 9}
+    assert said["between_steps_ns"] == {"ns": None, "n": 0}  # reconstructed steps touch: that tells nothing of a gap
+
+
+def test_enqueued_to_ready_is_queueing_as_in_a_recording(tmp_path: Path) -> None:
+    """It holds no place yet, so it is not time between its steps; all parts before the engine line up."""
+    seen = paced(tmp_path / "s.trace")
+    out = predict(seen, "as-recorded", cost=fixed(any_prefill_ns=30 * MS))
+    a, b = account(seen).parts, account(out.trace).parts
+    before = ["client_ns", "network_in_ns", "proxy_ns", "queue_room_ns", "queue_capacity_ns", "prefill_ns", "delivery_ns"]
+    assert a.select(before).rows() == b.select(before).rows() == [(2 * MS, 3 * MS, 4 * MS, 1 * MS, 0, 30 * MS, 7 * MS)] * 9
+    assert b["host_gap_ns"].fill_null(0).sum() == 0
+    assert "host" not in set(out.trace.table("waits").collect()["kind"])
+    assert set(out.trace.table("waits").collect()["on"]) == {"server"}
+
+
+def test_stamps_that_nobody_recorded_stay_unknown(tmp_path: Path) -> None:
+    seen = paced(tmp_path / "s.trace", hide={"requests": ["received_ns", "sent_ns"], "stages": ["enqueued_ns"]})
+    out = predict(seen, "as-recorded", cost=fixed(any_prefill_ns=30 * MS)).trace
+    r = out.table("requests").collect()
+    assert r["received_ns"].null_count() == r["sent_ns"].null_count() == 9
+    assert out.table("stages").collect()["enqueued_ns"].null_count() == 9
+    parts = account(out).parts
+    assert all(parts[f"{p}_ns"].null_count() == 9 for p in ("client", "network_in", "proxy"))
+    said = out.manifest.replay.cost_model["outside_steps"]  # type: ignore[union-attr]
+    assert [said[f"{k}_ns"]["ns"] for k in ("arrival_to_sent", "sent_to_received", "received_to_enqueued")] == [None] * 3
+
+
+def test_the_way_to_the_engine_counts_though_nobody_saw_it_received(tmp_path: Path) -> None:
+    seen = paced(tmp_path / "s.trace", hide={"requests": ["received_ns"]})
+    assert overheads(seen).received_to_enqueued_ns == 7 * MS
+    out = predict(seen, "as-recorded", cost=fixed(any_prefill_ns=30 * MS))
+    assert out.own is not None and out.own.get("ttft", "mean").error == 0
+
+
+def test_a_replay_of_a_replay_does_not_make_known_what_was_not(tmp_path: Path) -> None:
+    first = capture(tmp_path)
+    assert overheads(first, first.table("steps").collect(), None).n[4] == 0
+    first.manifest.replay.cost_model["outside_steps"]["between_steps_ns"]["n"] = 7  # type: ignore[union-attr]
+    assert overheads(first, first.table("steps").collect(), None).n[4] > 0
+
+
+def test_what_a_fit_rests_on_is_said(tmp_path: Path) -> None:
+    """A request without token times ran beside the others: what the steps held then is unknown, and it is in none of them."""
+    seen = capture(tmp_path)
+    whole = steps_of(seen)
+    assert basis(seen, whole) == []
+    hidden = pl.col("request") != 3
+    blind = pl.when(pl.col("step") < 200).then("decode_requests").alias("decode_requests")
+    part = Steps(whole.steps.with_columns(blind), whole.residency.filter(hidden), whole.origin, whole.note)
+    known = whole.steps.filter(pl.col("step") < 200)
+    share = 100 * (known["end_ns"] - known["start_ns"]).sum() / (whole.steps["end_ns"] - whole.steps["start_ns"]).sum()
+    r = seen.table("requests").filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null()).collect()
+    tokens = 100 * r.filter(hidden)["output_tokens"].sum() / r["output_tokens"].sum()
+    assert basis(seen, part) == [
+        f"The step cost rests on 200 of {whole.steps.height} recorded steps, {share:.0f} % of their time: "
+        "what the others held, or how long they took, is unknown.",
+        f"The recorded steps show 118 of 119 finished requests ({tokens:.0f} % of the output tokens); "
+        "what the others did in them is unknown, so the step cost may be theirs too.",
+    ]
+    assert share < 50
+    assert drift(part.steps, COST) == []
+    seen.manifest.replay = None
+    assert 0 < overheads(seen, part.steps, part.residency).n[4] < 200
+
+
+def test_a_replay_says_what_its_fit_rests_on_and_over_what_it_was_compared(tmp_path: Path) -> None:
+    seen = capture(tmp_path)
+    tables = {n: seen.table(n).collect() for n in ("requests", "stages", "tokens", "steps", "residency")}
+    hidden = [7, 8, 9]
+    unseen = pl.col("request").is_in(hidden)
+    times = [pl.when(~unseen).then(c).alias(c) for c in ("first_token_ns", "first_visible_ns", "last_token_ns")]
+    tables["requests"] = tables["requests"].with_columns(times)
+    tables["tokens"] = tables["tokens"].filter(~unseen)
+    tables["residency"] = tables["residency"].filter(~unseen)
+    out = predict(store(tmp_path / "h.trace", tables, seen.manifest.servers[0]), "as-recorded")
+    said = out.trace.manifest.replay.warnings  # type: ignore[union-attr]
+    assert any(w.startswith("The recorded steps show 116 of 119 finished requests") for w in said)
+    said_of = [w for w in said if w.startswith("Error under the trace's own policy: TTFT")]
+    assert len(said_of) == 1 and "compared over 116 of 119 requests; for the others it is not known" in said_of[0]
+    assert out.own is not None and out.own.get("ttft", "mean").n == 116 and out.own.get("e2e", "mean").n is None
 
 
 def test_the_gap_between_steps_is_measured(tmp_path: Path) -> None:
@@ -220,6 +324,7 @@ def test_the_gap_between_steps_is_measured(tmp_path: Path) -> None:
         (pl.col("start_ns") + pl.col("step") * 3 * MS).alias("start_ns"),
         (pl.col("end_ns") + pl.col("step") * 3 * MS).alias("end_ns"),
     )
+    seen.manifest.replay = None  # as of a capture: the manifest of a replay says that the gap was never known
     assert overheads(seen, steps, None).between_steps_ns < MS
     assert abs(overheads(seen, shifted, None).between_steps_ns - overheads(seen, steps, None).between_steps_ns - 3 * MS) < 1000
 

@@ -101,6 +101,7 @@ def _as_dict(result: Replayed, out: Path) -> dict[str, Any]:
         "cost_model": info.cost_model,
         "own_policy": None if result.own is None else result.own.as_dict(),
         "against_observed": None if result.against is None else result.against.as_dict(),
+        "change": None if result.change is None else result.change.as_dict(),
         "warnings": info.warnings,
     }
 
@@ -138,7 +139,7 @@ def _print(result: Replayed, out: Path, description: str) -> None:
     console.print(f"  step cost: {info.cost_model['kind']}{known}", soft_wrap=True)
     if result.own is not None and result.against is not None:
         same = not info.policy["changes"] and info.arrivals == "recorded"
-        console.print(_table(result.own, None if same else result.against))
+        console.print(_table(result.own, None if same else result.against, None if same else result.change))
         if not same:
             console.print(
                 "error: own policy against observed. change: what-if against own policy, like with like.", soft_wrap=True
@@ -150,7 +151,7 @@ def _print(result: Replayed, out: Path, description: str) -> None:
     console.print(f"Written: {out}", soft_wrap=True, markup=False)
 
 
-def _table(own: Comparison, against: Comparison | None) -> Any:
+def _table(own: Comparison, against: Comparison | None, change: Comparison | None) -> Any:
     """Observed, the trace's own policy replayed, and the what-if (if it is another)."""
     from rich.table import Table
 
@@ -166,8 +167,8 @@ def _table(own: Comparison, against: Comparison | None) -> Any:
         ]
         if against:
             w = against.get(d.metric, d.statistic).predicted
-            known = w is not None and d.predicted
-            cells += [_figure(w, d.unit), f"{100 * (w / d.predicted - 1):+.1f} %" if known else ""]  # type: ignore[operator]
+            pct = None if change is None else change.get(d.metric, d.statistic).error_pct
+            cells += [_figure(w, d.unit), "" if pct is None else f"{pct:+.1f} %"]
         table.add_row(f"{d.metric} {d.statistic}", *cells)
     return table
 
