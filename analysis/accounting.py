@@ -23,12 +23,12 @@ from hoptrace.analysis.fullness import Fullness, fullness
 from hoptrace.analysis.marks import outline, read_requests, read_stays
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.runs import read_runs, read_waits
-from hoptrace.analysis.stepline import StepLine, cost_of, lines
+from hoptrace.analysis.stepline import StepLine, cost_of, lines, told_apart
 from hoptrace.analysis.text import duration_text
 from hoptrace.analysis.unseen import seen_parts
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
-from hoptrace.stepcost import StepCost
+from hoptrace.stepcost import StepCost, known_cost
 
 __all__ = ["Accounting", "account"]
 
@@ -42,8 +42,8 @@ class Accounting:
     Attributes:
         parts: one row per finished request, by request: request, arrival_ns, finish_ns, e2e_ns and one column per part
             (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly.
-        spans: request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts,
-            or ``queue`` and ``between`` (split further only in ``parts``).
+        spans: request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts;
+            an interval of several by the one that takes most of it (split further only in ``parts``).
         interference_se: request, interference_se_ns: standard error of the two interference parts together; null without a cost.
         unseen: what this trace cannot show, in sentences.
         notes: how what it does show was found.
@@ -80,8 +80,9 @@ class Accounting:
         return compositions(self.parts)
 
     @property
-    def shares(self) -> dict[str, dict[str, float]]:
-        """Share of each class in e2e: {"all", "p50", "p95", "p99"} → class → 0 … 1. Empty without finished requests."""
+    def shares(self) -> dict[str, dict[str, float | None]]:
+        """Share of each class in e2e: {"all", "p50", "p95", "p99"} → class → 0 … 1, null where no part of it is shown. Empty
+        without finished requests."""
         return {name: c.class_shares for name, c in self.compositions.items()}
 
     @cached_property
@@ -95,7 +96,7 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
 
     Args:
         trace: any trace; what it lacks is named in ``unseen``.
-        cost: step cost to split mixed steps by; fitted to the trace's steps where it is not given.
+        cost: step cost to split mixed steps by; where it is not given, the one that the manifest names, else fitted to the steps.
         steps: what :func:`hoptrace.reconstruct.steps_of` gave, if the caller has it.
 
     Raises:
@@ -105,13 +106,17 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     steps_frame, residency = found.steps, found.residency
     notes = [found.note] if found.note else []
     why_no_cost = None
-    if cost is None and steps_frame.height and residency.height:
+    phases, too_few = frozenset(("prefill", "decode")), list[str]()
+    if cost is None and (cost := known_cost(trace.manifest)) is not None:
+        notes.append("Split of mixed steps by the step cost that the trace's manifest names.")
+    elif cost is None and steps_frame.height and residency.height:
         cost, said = cost_of(steps_frame)
+        phases, too_few = told_apart(steps_frame)
         if cost is None:
             why_no_cost = said
         else:
             notes.append(said[0].upper() + said[1:] + ".")
-    by_server = lines(steps_frame, cost, trace.table("coverage").collect())
+    by_server = lines(steps_frame, cost, trace.table("coverage").collect(), phases)
     runs = read_runs(residency, by_server)
     requests = read_requests(trace)
     stays = read_stays(trace, requests, runs)
@@ -132,7 +137,9 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     spans = pl.concat([p.spans for p in passes])
     error = pl.concat([p.error for p in passes])
     gaps = found.origin != "reconstructed"
-    parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, cost is not None, why_no_cost, gaps)
+    modelled = phases if cost is not None else frozenset[str]()
+    parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, modelled, why_no_cost, gaps, found)
+    unseen += too_few if cost is not None else []
     if note := _interference_note(parts, error):
         notes.append(note)
     impossible = done.height - whole.height

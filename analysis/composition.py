@@ -30,14 +30,18 @@ class Composition:
         return {p: None if v is None else (v / self.e2e_ns if self.e2e_ns else 0.0) for p, v in self.parts.items()}
 
     @property
-    def classes(self) -> dict[str, float]:
-        """Mean ns by class."""
-        return {c: sum(self.parts[p.name] or 0.0 for p in PARTS if p.klass == c) for c in CLASSES}
+    def classes(self) -> dict[str, float | None]:
+        """Mean ns by class; null where none of its parts is shown."""
+        out: dict[str, float | None] = {}
+        for klass in CLASSES:
+            known = [v for p in PARTS if p.klass == klass and (v := self.parts[p.name]) is not None]
+            out[klass] = sum(known) if known else None
+        return out
 
     @property
-    def class_shares(self) -> dict[str, float]:
-        """Share of each class in e2e, 0 … 1; they add up to 1 (all 0 where e2e is 0)."""
-        return {c: v / self.e2e_ns if self.e2e_ns else 0.0 for c, v in self.classes.items()}
+    def class_shares(self) -> dict[str, float | None]:
+        """Share of each class in e2e, 0 … 1; those that are known add up to 1 (all 0 where e2e is 0)."""
+        return {c: None if v is None else (v / self.e2e_ns if self.e2e_ns else 0.0) for c, v in self.classes.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ns rounded to whole ones."""
@@ -45,7 +49,7 @@ class Composition:
             "requests": self.requests,
             "e2e_ns": round(self.e2e_ns),
             "parts_ns": {p: None if v is None else round(v) for p, v in self.parts.items()},
-            "class_shares": {c: round(v, 6) for c, v in self.class_shares.items()},
+            "class_shares": {c: None if v is None else round(v, 6) for c, v in self.class_shares.items()},
         }
 
 

@@ -43,7 +43,8 @@ class Coordination:
     """The coordination of a trace.
 
     Attributes:
-        share: coordination ÷ e2e: of all requests and around p50, p95, p99; empty without finished requests.
+        share: coordination ÷ e2e: of all requests and around p50, p95, p99, null where no part of it is shown; empty without
+            finished requests.
         parts_ns: mean ns per request of each part of the class; null where no request shows it.
         operations: kind, on, basis, waits (rows), operations (Σ count), wait_ns, per_output_token (Float64): recorded waits of
             coordination kinds, whether a request or a step waited.
@@ -52,7 +53,7 @@ class Coordination:
         unseen: what cannot be shown, in sentences.
     """
 
-    share: dict[str, float]
+    share: dict[str, float | None]
     parts_ns: dict[str, float | None]
     operations: pl.DataFrame
     density: list[Density]
@@ -62,7 +63,7 @@ class Coordination:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "share": {k: round(v, 6) for k, v in self.share.items()},
+            "share": {k: None if v is None else round(v, 6) for k, v in self.share.items()},
             "parts_ns": {k: None if v is None else round(v) for k, v in self.parts_ns.items()},
             "operations": [
                 {**r, "per_output_token": None if r["per_output_token"] is None else round(r["per_output_token"], 6)}

@@ -13,6 +13,7 @@ from hoptrace.analysis.bootstrap import STATS, Sample, interval, mean_intervals
 from hoptrace.analysis.ledger import ledger
 from hoptrace.analysis.parts import PARTS
 from hoptrace.analysis.report import origin_note
+from hoptrace.analysis.text import counted
 from hoptrace.errors import InputError
 from hoptrace.metrics import itl_ns, request_metrics, stat, summary
 from hoptrace.reader import Trace
@@ -72,7 +73,8 @@ class Change:
             return "same"
         if self.within_noise:
             return "within noise"
-        if self.lower_is_better is None:
+        # Without an interval nobody knows whether it is more than chance.
+        if self.lower_is_better is None or self.within_noise is None:
             return "changed"
         return "better" if (c < 0) == self.lower_is_better else "worse"
 
@@ -165,10 +167,9 @@ def diff(a: Trace, b: Trace, *, anyway: bool = False) -> Diff:
     rows_a, rows_b = request_metrics(a), request_metrics(b)
     paired = not unequal and _same_requests(rows_a, rows_b)
     accounts = account(a, steps=(steps_a := steps_of(a))), account(b, steps=(steps_b := steps_of(b)))
-    metrics = _latencies(a, b, rows_a, rows_b, paired)
+    metrics, notes = _latencies(a, b, rows_a, rows_b, paired)
     rates_a, rates_b = summary(a), summary(b)
     metrics += [Change(n, u, getattr(rates_a, n), getattr(rates_b, n), lower_is_better=False) for n, u in _RATES.items()]
-    notes = []
     if a.sql("SELECT count(*) AS n FROM requests").item() and not rows_a.height + rows_b.height:
         notes.append("No request is known to have finished: there is no latency to compare.")
     return Diff(
@@ -226,18 +227,36 @@ def _sample(rows: pl.DataFrame, column: str) -> Sample:
     return Sample(values, np.arange(len(values)), len(values))
 
 
-def _latencies(a: Trace, b: Trace, rows_a: pl.DataFrame, rows_b: pl.DataFrame, paired: bool) -> list[Change]:
+def _latencies(a: Trace, b: Trace, rows_a: pl.DataFrame, rows_b: pl.DataFrame, paired: bool) -> tuple[list[Change], list[str]]:
+    """The figures, and notes on those that leave requests out: of the same requests, only those compare that both sides know."""
     out: list[Change] = []
+    notes: list[str] = []
+
+    def said(name: str, n: int) -> None:
+        notes.append(f"{name} compares the {n:,} of {counted(rows_a.height, 'request')} that both traces know it for.")
+
     for name in _LATENCIES:
         column = name + "_ns"
-        both = paired and rows_a[column].is_null().equals(rows_b[column].is_null())
-        bounds = interval(_sample(rows_a, column), _sample(rows_b, column), paired=both)
-        out += _of_stats(name, rows_a[column], rows_b[column], bounds)
+        x, y = rows_a, rows_b
+        if paired and not x[column].is_null().equals(y[column].is_null()):
+            known = x[column].is_not_null() & y[column].is_not_null()
+            if known.any():
+                x, y = x.filter(known), y.filter(known)
+                said(name, x.height)
+        both = paired and x[column].is_null().equals(y[column].is_null())
+        bounds = interval(_sample(x, column), _sample(y, column), paired=both)
+        out += _of_stats(name, x[column], y[column], bounds)
     tokens_a, tokens_b = itl_ns(a), itl_ns(b)
+    if paired:
+        have = set(tokens_a["request"].to_list()), set(tokens_b["request"].to_list())
+        if have[0] != have[1] and have[0] & have[1]:
+            common = sorted(have[0] & have[1])
+            tokens_a, tokens_b = (t.filter(pl.col("request").is_in(common)) for t in (tokens_a, tokens_b))
+            said("itl", len(common))
     bounds = interval(_token_sample(tokens_a, rows_a), _token_sample(tokens_b, rows_b), paired=paired)
     at = 4  # after TTFT
     out[at:at] = _of_stats("itl", tokens_a["itl_ns"], tokens_b["itl_ns"], bounds)
-    return out
+    return out, notes
 
 
 def _token_sample(tokens: pl.DataFrame, rows: pl.DataFrame) -> Sample:

@@ -108,7 +108,19 @@ def evaluate(
     out[_COLUMN["queue_unknown"]] += np.where(nowhere & queue, length, 0)
     out[_COLUMN["unexplained"]] += np.where(nowhere & between, length, 0)
     _repeat(out, run, runs)
+    for what, choices in (
+        (queue, ("queue_room", "queue_capacity", "queue_unknown")),
+        (between, ("skipped", "host_gap", "unexplained")),
+    ):
+        label = np.where(what, _most(out, choices), label)
     return _gather(axis, owner, out, gone, cost, _spans(axis, owner, t0, t1, label, line, keys))
+
+
+def _most(out: Ints, choices: tuple[str, ...]) -> Ints:
+    """Label of the part that takes most of each segment; of equal ones the first."""
+    labels = np.array([L[c] for c in choices], dtype=np.int64)
+    most: Ints = labels[np.argmax(out[[_COLUMN[c] for c in choices]], axis=0)]
+    return most
 
 
 def _take(values: Ints, at: Ints) -> Ints:

@@ -5,12 +5,14 @@ Counted, derived and assumed figures are kept apart (``basis``): they are never 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from hoptrace.analysis.query import query
+from hoptrace.analysis.stepcover import StepCover, step_cover
 from hoptrace.kv import step_bytes
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
@@ -27,12 +29,14 @@ _TOKEN_ID_BYTES = 4  # a token id is an int32 in every engine's batch
 
 @dataclass(frozen=True, slots=True)
 class Amplification:
-    """``moved_bytes`` for an object (links, own memory) ÷ ``size_bytes``, its size counted once, known as ``size_is`` says."""
+    """``moved_bytes`` for an object (links, own memory) ÷ ``size_bytes``, its size counted once, known as ``size_is`` says.
+    ``at_least``: not all that moved is known."""
 
     object: str
     moved_bytes: int
     size_bytes: int
     size_is: str
+    at_least: bool = False
 
     @property
     def factor(self) -> float:
@@ -45,6 +49,7 @@ class Amplification:
             "size_bytes": self.size_bytes,
             "size_is": self.size_is,
             "factor": round(self.factor, 4),
+            "at_least": self.at_least,
         }
 
 
@@ -89,6 +94,8 @@ class Ledger:
         output_tokens, requests, duration_ns: what the figures per token, request and second are divided by; null if unknown.
             All requests count, also failed and unfinished ones: they moved data too.
         amplification, reuse: see there.
+        cover: how much of the servers' work the known steps are. Where it is not whole, the rows of own memory are lower bounds,
+            and nothing of them is given per token but as such (:meth:`memory_at_least`).
         unseen: what the ledger cannot show, in sentences.
     """
 
@@ -100,6 +107,19 @@ class Ledger:
     amplification: list[Amplification]
     reuse: Reuse
     unseen: list[str]
+    cover: StepCover
+
+    def is_bound(self, row: Mapping[str, Any]) -> bool:
+        """Whether the bytes of a row of ``rows`` are a lower bound: moves that do not say theirs, or steps that are missing."""
+        inside = str(row["src"]).startswith("memory:") or str(row["dst"]).startswith("memory:")
+        return bool(row["bytes_unknown"]) or (inside and row["basis"] == "derived" and not self.cover.whole)
+
+    def memory_at_least(self) -> float | None:
+        """Derived bytes of own memory per output token where the steps are not all known: a lower bound; null without them."""
+        rows = self.totals(memory=True).filter(pl.col("basis") == "derived")
+        if not rows.height or rows["bytes"].null_count() or not self.output_tokens:
+            return None
+        return float(int(rows["bytes"].sum()) / self.output_tokens)
 
     def totals(self, *, memory: bool) -> pl.DataFrame:
         """Sums by basis: with ``memory`` what compute reads and writes of its own memory, without it all other moves."""
@@ -108,8 +128,9 @@ class Ledger:
         return rows.group_by("basis").agg(_known_sum(c) for c in _SUMS).sort("basis")
 
     def per_token(self, *, memory: bool = False) -> pl.DataFrame:
-        """``totals`` per output token: basis, moves, bytes, transfers, payload_hops, control_ops (Float64, null if unknown)."""
-        n = pl.lit(self.output_tokens or None, dtype=pl.Int64)
+        """``totals`` per output token: basis, moves, bytes, transfers, payload_hops, control_ops (Float64, null if unknown: so is
+        own memory where not all steps are known)."""
+        n = pl.lit((self.output_tokens or None) if self.cover.whole or not memory else None, dtype=pl.Int64)
         figures = ("moves", "bytes", "transfers", "payload_hops", "control_ops")
         return self.totals(memory=memory).select("basis", *((pl.col(c) / n).alias(c) for c in figures))
 
@@ -125,17 +146,24 @@ class Ledger:
                 "moved": self._rounded(self.per_token(memory=False)),
                 "memory": self._rounded(self.per_token(memory=True)),
             },
+            "steps": {**self.cover.as_dict(), "memory_bytes_per_output_token_at_least": self._bound()},
             "amplification": [a.as_dict() for a in self.amplification],
             "reuse": self.reuse.as_dict(),
             "unseen": self.unseen,
         }
 
+    def _bound(self) -> float | None:
+        least = None if self.cover.whole else self.memory_at_least()
+        return None if least is None else round(least, 3)
+
     def _rates(self, row: dict[str, Any]) -> dict[str, Any]:
-        b = row["bytes"]
+        b, bound = row["bytes"], self.is_bound(row)
+        own = bound and not row["bytes_unknown"]  # of steps that are missing, rates would be far too low
         return {
-            "bytes_per_output_token": None if b is None or not self.output_tokens else round(b / self.output_tokens, 3),
-            "bytes_per_request": None if b is None or not self.requests else round(b / self.requests, 3),
-            "bytes_per_s": None if b is None or not self.duration_ns else round(b * 1e9 / self.duration_ns, 3),
+            "lower_bound": bound and b is not None,
+            "bytes_per_output_token": None if own or b is None or not self.output_tokens else round(b / self.output_tokens, 3),
+            "bytes_per_request": None if own or b is None or not self.requests else round(b / self.requests, 3),
+            "bytes_per_s": None if own or b is None or not self.duration_ns else round(b * 1e9 / self.duration_ns, 3),
         }
 
     @staticmethod
@@ -146,7 +174,8 @@ class Ledger:
 def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
     """The ledger of any trace. ``steps``: what ``steps_of`` gave, if the caller has it. InputError if a table is damaged."""
     moved = query(trace, "ledger_moves").cast(dict(_SCHEMA))  # type: ignore[arg-type]
-    memory, unseen = _memory(trace, (steps if steps is not None else steps_of(trace)).steps)
+    found = steps if steps is not None else steps_of(trace)
+    memory, unseen = _memory(trace, found.steps)
     rows = pl.concat([moved, memory]).sort("object", "src", "dst", "mechanism", "basis")
     requests = trace.table("requests").select("request", "arrival_ns", "finish_ns", "output_tokens", "prompt_tokens").collect()
     if not trace.has("moves"):
@@ -154,6 +183,9 @@ def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
     tokens = _output_tokens(trace, requests)
     if tokens is None and requests.height:
         unseen.append("The number of output tokens is unknown for some requests, so nothing is given per token.")
+    cover = step_cover(trace, found, tokens)
+    if not cover.whole and memory.height:
+        unseen.append(f"Own memory: {'; '.join(cover.missing)}. What compute read and wrote is a lower bound.")
     first, last = requests["arrival_ns"].min(), requests["finish_ns"].max()
     duration = last - first if isinstance(first, int) and isinstance(last, int) and last > first else None
     return Ledger(
@@ -162,9 +194,10 @@ def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
         output_tokens=tokens,
         requests=requests.height,
         duration_ns=duration,
-        amplification=_amplification(trace, rows, tokens),
+        amplification=_amplification(trace, rows, tokens, cover),
         reuse=_reuse(trace, requests),
         unseen=unseen,
+        cover=cover,
     )
 
 
@@ -228,15 +261,17 @@ def _memory(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]
     return pl.concat(frames), unseen
 
 
-def _amplification(trace: Trace, rows: pl.DataFrame, output_tokens: int | None) -> list[Amplification]:
+def _amplification(trace: Trace, rows: pl.DataFrame, output_tokens: int | None, cover: StepCover) -> list[Amplification]:
     moved = dict(rows.group_by("object").agg(_known_sum("link_bytes")).rows())
     out: list[Amplification] = []
     weights = [s.weight_bytes for s in trace.manifest.servers]
     if moved.get("weights") and weights and all(weights):
-        out.append(Amplification("weights", moved["weights"], sum(w for w in weights if w), "the manifest's weight_bytes"))
+        size = sum(w for w in weights if w)
+        out.append(Amplification("weights", moved["weights"], size, "the manifest's weight_bytes", not cover.whole))
     written = rows.filter((pl.col("object") == "kv") & pl.col("dst").str.starts_with("memory:"))["bytes"].sum()
     if moved.get("kv") and written:
-        out.append(Amplification("kv", moved["kv"], int(written), "each token's KV once, as written"))
+        known = "" if cover.whole else " in the known steps"
+        out.append(Amplification("kv", moved["kv"], int(written), f"each token's KV once, as written{known}"))
     if moved.get("tokens") and output_tokens:
         out.append(Amplification("tokens", moved["tokens"], output_tokens * _TOKEN_ID_BYTES, "4 bytes a token id (assumed)"))
     chars = trace.table("requests").select("prompt_chars").collect()["prompt_chars"]

@@ -16,7 +16,7 @@ __all__ = ["LABELS", "Outline", "outline", "read_requests", "read_stays"]
 # What an interval of the outline, a run of steps or a recorded wait can be. The last four are evaluated further.
 LABELS = (
     "client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted", "recompute",
-    "host_gap", "skipped", "queue_capacity",
+    "host_gap", "skipped", "queue_capacity", "queue_room", "queue_unknown",
     "queue", "between", "prefill_steps", "decode_steps",
 )  # fmt: skip
 L = {name: i for i, name in enumerate(LABELS)}
@@ -35,7 +35,8 @@ class Outline:
 
 
 def read_requests(trace: Trace) -> pl.DataFrame:
-    """All requests, with first and last token taken from `tokens` where the row does not say them."""
+    """All requests, with first and last token taken from `tokens`, else the first from the engine, where the row does not say
+    them."""
     requests = trace.table("requests").sort("request").collect()
     if requests["first_token_ns"].null_count() or requests["last_token_ns"].null_count():
         seen = (
@@ -51,7 +52,12 @@ def read_requests(trace: Trace) -> pl.DataFrame:
             .drop("_first", "_last")
             .sort("request")
         )
-    return requests
+    # Of an answer that came in one piece only the engine saw the first token; of one token the first is the last.
+    first = pl.coalesce("first_token_ns", "engine_first_token_ns")
+    return requests.with_columns(
+        first.alias("first_token_ns"),
+        pl.coalesce("last_token_ns", pl.when(pl.col("output_tokens") <= 1).then(first)).alias("last_token_ns"),
+    )
 
 
 def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
@@ -183,7 +189,7 @@ def _label(
     label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "decode")] = L["decode"]
     label[running & steps & ((right == _STAY_END) | (right == _RUN_END))] = L["between"]
     label[running & (right == _FIRST)] = L["prefill"]
-    label[(left == _FIRST) & (right == _LAST)] = L["decode"]
+    label[(left == _FIRST) & ((right == _LAST) | (right == _FINISH))] = L["decode"]
     label[(left == _RUN_END) & complete] = L["delivery"]
     label[(left == _LAST) & (right == _FINISH)] = L["delivery"]
     return label

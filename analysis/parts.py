@@ -80,7 +80,7 @@ PARTS: tuple[Part, ...] = (
         "steps, residency, a step cost that can be fitted",
     ),
     Part("skipped", "coordination", "left out of steps", "It holds a place, and a step runs without it.", "steps, residency"),
-    Part("preempted", "capacity", "preempted", "It lost its place and waits to get it back.", "residency"),
+    Part("preempted", "capacity", "preempted", "It lost its place and waits to get it back.", "steps.preempted, or residency"),
     Part("recompute", "repeated work", "recomputed", "In steps that compute tokens of it a second time.", "residency or waits"),
     Part("transfer", "carrying", "transfer", "Outside steps, while its KV or other state is carried.", "moves or waits"),
     Part(

@@ -26,7 +26,7 @@ __all__ = ["Export", "export", "lanes"]
 
 _SEQUENCE = 1
 _PIECE = 1 << 20
-_LABELS = {p.name: p.label for p in PARTS} | {"queue": "queue", "between": "between steps"}
+_LABELS = {p.name: p.label for p in PARTS}
 _STEP_COUNTERS = ("running", "waiting", "kv_used_tokens")
 _STEP_NOTES = (
     "step", "prefill_requests", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens", "origin",

@@ -10,13 +10,13 @@ import polars as pl
 from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.coordination import Coordination, coordination
 from hoptrace.analysis.ledger import Ledger, ledger
-from hoptrace.analysis.parts import CLASSES
+from hoptrace.analysis.parts import CLASSES, part
 from hoptrace.analysis.text import bytes_text, count_text, counted, percent
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import steps_of
 
-__all__ = ["SCHEMA", "Report", "headline", "origin_note", "report", "warnings"]
+__all__ = ["SCHEMA", "Report", "headline", "none_seen", "origin_note", "report", "warnings"]
 
 SCHEMA = "hoptrace.report/1"
 # Runs in which others took more than a tenth of the CPU spread by tens of per cent (measured on a two-core machine).
@@ -112,20 +112,42 @@ def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
         if not others:
             return "No request was recorded: the trace shows what its counters and moves show, and no latency."
         return f"None of its {others:,} requests is known to have finished: the trace shows their work, and no latency."
-    shares = sorted(a.shares["all"].items(), key=lambda x: -x[1])
+    shares = sorted(((k, v) for k, v in a.shares["all"].items() if v is not None), key=lambda x: -x[1])
     named = [f"{percent(v)} {k}" for k, v in shares[:3] if v >= 0.01 and k != "coordination"]
     requests = "The one finished request's" if a.finished == 1 else f"The {a.finished:,} finished requests'"
-    text = f"{requests} time is {_joined(named)}; coordination takes {percent(arranged.share['all'])} of it"
+    text = f"{requests} time is {_joined(named)}; {_coordination_text(arranged)}"
     for basis in ("counted", "assumed"):
         seen = _of_basis(moved.per_token(memory=False), basis)
         if seen and seen["bytes"] is not None:
             moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
-            text += f"; each output token takes {count_text(moves)} transfers of together {bytes_text(seen['bytes'])} ({basis})"
+            bound = "at least " if _of_basis(moved.totals(memory=False), basis)["bytes_unknown"] else ""  # type: ignore[index]
+            size = bound + bytes_text(seen["bytes"])
+            text += f"; each output token takes {count_text(moves)} transfers of together {size} ({basis})"
             break
     own = _of_basis(moved.per_token(memory=True), "derived")
     if own and own["bytes"] is not None:
         text += f"; the server reads and writes {bytes_text(own['bytes'])} of its own memory per output token (derived)"
+    elif own and (least := moved.memory_at_least()) is not None:
+        text += f"; the server reads and writes at least {bytes_text(least)} of its own memory per output token (derived"
+        text += ", not all steps are known)"
     return text + "."
+
+
+def none_seen(arranged: Coordination) -> bool:
+    """Whether no coordination shows though some of its parts could not be seen: then a share of 0 would be a claim too much."""
+    share = arranged.share["all"]
+    return any(v is None for v in arranged.parts_ns.values()) and (share is None or share < 0.0005)
+
+
+def _coordination_text(arranged: Coordination) -> str:
+    """What coordination takes. A share of 0 is only told as such where all its parts can be seen."""
+    share = arranged.share["all"]
+    hidden = [part(n).label for n, v in arranged.parts_ns.items() if v is None]
+    if share is None:
+        return "how much of it is coordination cannot be seen"
+    if none_seen(arranged):
+        return f"no coordination is seen in it ({_joined(hidden)} cannot be)"
+    return f"coordination takes {percent(share)} of it"
 
 
 def _of_basis(frame: pl.DataFrame, basis: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from hoptrace.analysis.composition import Composition
 from hoptrace.analysis.parts import PARTS
-from hoptrace.analysis.report import Report
+from hoptrace.analysis.report import Report, none_seen
 from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 
 __all__ = ["print_report", "render"]
@@ -45,7 +45,7 @@ def render(report: Report) -> RenderableType:
     if a.finished:
         blocks += [_title("Latency", counted(a.finished, "finished request")), _latency(report)]
         blocks += [
-            _title("Where the time goes", "mean of the requests around each percentile of end-to-end time"),
+            _title("Where the time goes", "mean of the requests whose end-to-end time lies around the percentile"),
             *_bars(report),
         ]
         blocks += [Text(), _parts(report)]
@@ -88,16 +88,18 @@ def _latency(report: Report) -> Table:
 def _bars(report: Report) -> list[RenderableType]:
     lines: list[RenderableType] = []
     seen: set[str] = set()
-    for name in ("p50", "p95", "p99"):
-        c = report.accounting.compositions[name]
-        bar = Text(f"{name}  {duration_text(c.e2e_ns):>9}  ")
+    shown = {n: report.accounting.compositions[n] for n in ("p50", "p95", "p99")}
+    behind = {n: counted(c.requests, "request") for n, c in shown.items()}
+    wide = max(len(b) for b in behind.values())
+    for name, c in shown.items():
+        bar = Text(f"around {name}  {behind[name]:>{wide}}  {duration_text(c.e2e_ns):>9}  ")
         for klass, width in _widths(c).items():
             sign, colour = _LOOK[klass]
             bar.append(sign * width, style=colour)
             if width:
                 seen.add(klass)
         lines.append(bar)
-    legend = Text("                 ")
+    legend = Text(" " * (wide + 23))
     for klass, (sign, colour) in _LOOK.items():
         if klass in seen:
             legend.append(sign, style=colour)
@@ -107,7 +109,7 @@ def _bars(report: Report) -> list[RenderableType]:
 
 def _widths(c: Composition) -> dict[str, int]:
     """Characters of the bar by class: largest remainders, so that they add up to the bar."""
-    exact = {k: v * _BAR for k, v in c.class_shares.items()}
+    exact = {k: (v or 0.0) * _BAR for k, v in c.class_shares.items()}
     whole = {k: int(v) for k, v in exact.items()}
     left = round(sum(exact.values())) - sum(whole.values())
     for k in sorted(exact, key=lambda k: whole[k] - exact[k])[:left]:
@@ -116,7 +118,7 @@ def _widths(c: Composition) -> dict[str, int]:
 
 
 def _parts(report: Report) -> Table:
-    table = _table("part", "p50", "p95", "p99", "all", "share", left=("class",))
+    table = _table("part", "~p50", "~p95", "~p99", "all", "share", left=("class",))
     compositions = report.accounting.compositions
     for p in PARTS:
         values = [compositions[n].parts[p.name] for n in ("p50", "p95", "p99", "all")]
@@ -152,22 +154,18 @@ def _ledger(report: Report) -> list[RenderableType]:
     for r in sorted(book.rows.to_dicts(), key=lambda r: (order.get(r["basis"], 3), -(r["bytes"] or 0), r["object"])):
         table.add_row(
             r["object"],
-            bytes_text(None if r["bytes"] is None else r["bytes"] / n)
-            + ("*" if r["bytes_unknown"] and r["bytes"] is not None else ""),
+            _bound(None if r["bytes"] is None else r["bytes"] / n, book.is_bound(r)),
             count_text(None if r["transfers"] is None else r["transfers"] / n),
             count_text(None if r["payload_hops"] is None else r["payload_hops"] / n),
-            bytes_text(r["bytes"]),
+            _bound(r["bytes"], book.is_bound(r)),
             f"{r['src']} → {r['dst']}",
             r["basis"],
         )
     blocks.append(table)
-    if (book.rows["bytes_unknown"].fill_null(0) * book.rows["bytes"].is_not_null()).sum():
-        blocks.append(Text("* Some moves do not say their bytes: a lower bound.", style="dim"))
+    if any(book.is_bound(r) and r["bytes"] is not None for r in book.rows.to_dicts()):
+        blocks.append(Text("≥: a lower bound; some moves do not say their bytes, or not all steps are known.", style="dim"))
     if book.amplification:
-        said = "; ".join(
-            f"{a.object} ×{count_text(round(a.factor, 1) if a.factor < 100 else round(a.factor))} ({a.size_is})"
-            for a in book.amplification
-        )
+        said = "; ".join(f"{a.object} {'≥ ' if a.at_least else ''}×{_factor(a.factor)} ({a.size_is})" for a in book.amplification)
         blocks.append(Text(f"Moved ÷ size counted once: {said}."))
     if book.reuse.share is not None:
         tiers = ", ".join(f"{t} {v:,}" for t, v in book.reuse.by_tier.items() if v)
@@ -180,11 +178,21 @@ def _ledger(report: Report) -> list[RenderableType]:
     return blocks
 
 
+def _factor(x: float) -> str:
+    return count_text(round(x, 1) if x < 100 else round(x))
+
+
+def _bound(n: float | None, at_least: bool) -> str:
+    return f"≥ {bytes_text(n)}" if at_least and n is not None else bytes_text(n)
+
+
 def _coordination(report: Report) -> list[RenderableType]:
     c = report.coordination
     blocks: list[RenderableType] = [_title("Coordination", "")]
     lines: list[str] = []
-    if c.share:
+    if c.share and none_seen(c):
+        lines.append("No part of end-to-end time is seen to be coordination; some of its parts cannot be seen.")
+    elif c.share:
         lines.append(
             f"Share of end-to-end time: {percent(c.share['all'])} of all requests, {percent(c.share['p50'])} at p50, "
             f"{percent(c.share['p95'])} at p95, {percent(c.share['p99'])} at p99."

@@ -20,7 +20,7 @@ STATUSES = ("finished", "failed", "unfinished")
 _MOST_TOKENS = 4000
 _MOST_SPANS = 2000
 _CLASS_OF = {p.name: p.klass for p in PARTS}
-_LABEL_OF = {p.name: p.label for p in PARTS} | {"queue": "queue", "between": "between steps"}
+_LABEL_OF = {p.name: p.label for p in PARTS}
 _REQUEST_COLUMNS = (
     "request", "request_id", "session", "tenant", "model", "arrival_ns", "finish_ns",
     "prompt_tokens", "output_tokens", "max_tokens", "finish_reason", "error",
@@ -34,8 +34,8 @@ class Detail:
     Attributes:
         row: its row of :func:`request_table`.
         parts: its parts in ns by name, null where unseen; empty if it is not accounted for (failed, unfinished).
-        spans: start_ns, end_ns, label, class, server: its time as an ordered sequence. A ``queue`` span is of the class that
-            holds more of the request's queueing (room: coordination, full: capacity); ``parts`` has the exact split.
+        spans: start_ns, end_ns, label, class, server: its time as an ordered sequence, each span named by the part that takes
+            most of it; ``parts`` has the exact split.
         tokens: time_ns, index, count, doubted: what arrived in one read, as :func:`hoptrace.metrics.reads` has it (the first
             timed by its first emission, as TTFT is, the others by their last); at most 4,000 of them. Where the counts do not
             add up to the server's total they are doubted, and index and count null.
@@ -131,8 +131,8 @@ def detail(trace: Trace, accounting: Accounting, table: pl.DataFrame, request: i
         .collect()
     )
     beside, total = _neighbours(table, row)
-    spans = _classed(accounting.spans.filter(pl.col("request") == request), table)
-    others = _classed(accounting.spans.filter(pl.col("request").is_in(beside)), table)
+    spans = _classed(accounting.spans.filter(pl.col("request") == request))
+    others = _classed(accounting.spans.filter(pl.col("request").is_in(beside)))
     end = row["finish_ns"]
     inside = others.with_columns(pl.col("start_ns").clip(lower_bound=row["arrival_ns"]), pl.col("end_ns").clip(upper_bound=end))
     return Detail(
@@ -161,19 +161,7 @@ def _neighbours(table: pl.DataFrame, row: dict[str, Any]) -> tuple[list[int], in
     return shared["request"].head(NEIGHBOURS).to_list(), shared.height
 
 
-def _classed(spans: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def _classed(spans: pl.DataFrame) -> pl.DataFrame:
     """Spans with the class of each, and labels as people read them."""
-    more_room = pl.col("queue_room_ns").fill_null(0) > pl.col("queue_capacity_ns").fill_null(0)
-    unknown = pl.col("queue_unknown_ns").fill_null(0) > 0
-    queue = (
-        pl.when(unknown).then(pl.lit("unexplained")).when(more_room).then(pl.lit("coordination")).otherwise(pl.lit("capacity"))
-    )
-    by_request = table.select("request", queue.alias("_queue"))
-    kind = pl.col("label").replace_strict(_CLASS_OF | {"between": "coordination"}, default="unexplained")
-    return (
-        spans.join(by_request, on="request", how="left")
-        .with_columns(pl.when(pl.col("label") == "queue").then("_queue").otherwise(kind).alias("class"))
-        .with_columns(pl.col("label").replace(_LABEL_OF))
-        .drop("_queue")
-        .sort("request", "start_ns")
-    )
+    kind = pl.col("label").replace_strict(_CLASS_OF, default="unexplained")
+    return spans.with_columns(kind.alias("class"), pl.col("label").replace(_LABEL_OF).alias("label")).sort("request", "start_ns")

@@ -15,10 +15,11 @@ from hoptrace.analysis.axis import Ints
 from hoptrace.errors import InputError
 from hoptrace.stepcost import FEATURES, StepCost, features_array, fit, interference
 
-__all__ = ["Busy", "Interference", "StepLine", "cost_of", "lines"]
+__all__ = ["Busy", "Interference", "StepLine", "cost_of", "lines", "told_apart"]
 
 Floats = npt.NDArray[np.float64]
 _COMPOSITION = ("prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens")
+_ALONE = 5  # fewest steps of a phase by itself
 _GONE = {"prefill": (2, 6, 7), "decode": (1, 3, 4, 5)}  # features that leave when the phase is alone in the step
 
 
@@ -105,8 +106,37 @@ def cost_of(steps: pl.DataFrame) -> tuple[StepCost | None, str]:
     return cost, f"split of mixed steps by a step cost fitted to {n} steps{error}"
 
 
-def lines(steps: pl.DataFrame, cost: StepCost | None, coverage: pl.DataFrame | None = None) -> dict[tuple[str, int], StepLine]:
-    """One line per (server, rank). Pipeline ranks of one step are joined: a request is in it while any of them works on it."""
+def told_apart(steps: pl.DataFrame) -> tuple[frozenset[str], list[str]]:
+    """Phases ("prefill", "decode") whose interference a fit to the steps can tell, and a sentence for each other one.
+
+    What a mixed step would have cost without the decoders shows only in steps without them, and likewise for prompts: with
+    next to none of those, a fit puts the cost of the other phase into its constant, and the split would come out as 0.
+    """
+    known = steps.drop_nulls(list(_COMPOSITION))
+    prefill, decode = known["prefill_tokens"] > 0, known["decode_requests"] > 0
+    mixed = int((prefill & decode).sum())
+    alone = {"prefill": int((prefill & ~decode).sum()), "decode": int((decode & ~prefill).sum())}
+    enough = max(_ALONE, mixed // 1000)
+    phases = frozenset(p for p, n in alone.items() if not mixed or n >= enough)
+    told = {"prefill": ("prompts", "decoders", "prefill"), "decode": ("decoders", "prompts", "decode")}
+    said = []
+    for phase in sorted(told.keys() - phases):
+        only, other, name = told[phase]
+        said.append(
+            f"Interference on {name}: {alone[phase]:,} of {known.height:,} steps hold {only} alone, too few to tell what {other} "
+            f"add in the {mixed:,} mixed steps, so that time counts as {name}."
+        )
+    return phases, said
+
+
+def lines(
+    steps: pl.DataFrame,
+    cost: StepCost | None,
+    coverage: pl.DataFrame | None = None,
+    phases: frozenset[str] = frozenset(("prefill", "decode")),
+) -> dict[tuple[str, int], StepLine]:
+    """One line per (server, rank). Pipeline ranks of one step are joined: a request is in it while any of them works on it.
+    ``phases``: those whose interference the cost can tell; the others feel none."""
     if not steps.height:
         return {}
     keys = ["server", "dp_rank", "step"]
@@ -123,7 +153,7 @@ def lines(steps: pl.DataFrame, cost: StepCost | None, coverage: pl.DataFrame | N
         g = group.sort("start_ns", "step")
         number = np.maximum.accumulate(g["step"].to_numpy().astype(np.int64))
         busy = Busy.of(g["start_ns"].to_numpy(), g["end_ns"].to_numpy())
-        prefill, decode = _interference(g, busy, cost)
+        prefill, decode = _interference(g, busy, cost, phases)
         covered = None if coverage is None else _covered(coverage, str(server), busy)
         out[(str(server), int(rank))] = StepLine(str(server), int(rank), number, busy, prefill, decode, covered)
     return out
@@ -141,21 +171,27 @@ def _covered(coverage: pl.DataFrame, server: str, busy: Busy) -> Busy | None:
     return Busy.of(start[order], end[order])
 
 
-def _interference(g: pl.DataFrame, busy: Busy, cost: StepCost | None) -> tuple[Interference | None, Interference | None]:
+def _interference(
+    g: pl.DataFrame, busy: Busy, cost: StepCost | None, phases: frozenset[str]
+) -> tuple[Interference | None, Interference | None]:
     if cost is None:
         return None, None
     known = g.select(pl.all_horizontal(pl.col(c).is_not_null() for c in _COMPOSITION)).to_series()
     filled = g.with_columns(pl.when(known).then(pl.col(c)).otherwise(0).alias(c) for c in (*_COMPOSITION, "prefill_requests"))
     model = interference(cost, filled)
     x = features_array(filled).astype(np.float64)
-    mixed = (x[:, 3] > 0) & (x[:, 6] > 0)
+    both = (x[:, 3] > 0) & (x[:, 6] > 0)
     room = busy.end - busy.start
     result = []
     for phase in ("prefill", "decode"):
-        ns = np.minimum(model[f"on_{phase}_ns"].to_numpy(), room)
+        mixed = both & (phase in phases)
+        ns = np.where(mixed, np.minimum(model[f"on_{phase}_ns"].to_numpy(), room), 0)
         gone = np.zeros((len(x) + 1, len(FEATURES)))
         columns = list(_GONE[phase])
         gone[1:, columns] = np.cumsum(np.where(mixed[:, None], x[:, columns], 0.0), axis=0)
+        # Alone, the phase may have left a single token in the step.
+        left = x[:, 3 if phase == "prefill" else 6] > 1
+        gone[1:, FEATURES.index("batched")] = np.cumsum(np.where(mixed, x[:, FEATURES.index("batched")] - left, 0.0))
         gone[:, FEATURES.index("prefill_attention")] /= 1000  # the unit of its coefficient
         total = np.zeros(len(ns), dtype=np.int64)
         if len(ns):

@@ -7,6 +7,7 @@ import polars as pl
 from hoptrace.analysis.fullness import Fullness
 from hoptrace.analysis.parts import PARTS
 from hoptrace.reader import Trace
+from hoptrace.reconstruct import Steps
 
 __all__ = ["seen_parts"]
 
@@ -19,11 +20,13 @@ def seen_parts(
     runs: pl.DataFrame,
     full: dict[tuple[str, int], Fullness],
     keys: list[tuple[str, int]],
-    modelled: bool,
+    modelled: frozenset[str],
     why_no_cost: str | None,
     gaps: bool,
+    found: Steps,
 ) -> tuple[pl.DataFrame, list[str]]:
-    """``gaps``: whether the steps show the time between them (reconstructed ones touch, so they cannot).
+    """``modelled``: phases whose interference a step cost tells. ``gaps``: whether the steps show the time between them
+    (reconstructed ones touch, so they cannot). ``found``: the steps.
 
     ``parts`` with null where a part is 0 only since nothing could show it, and the sentences that say so."""
     if not parts.height:
@@ -59,7 +62,7 @@ def seen_parts(
     )
     c = pl.col
     queue = c("scheduled") & (c("enqueued") | c("received") | c("sent") | c("intended"))
-    has_transfer = trace.has("moves") or trace.has("waits")
+    has_transfer, preempts, repeats = _transfers(trace), _preempts(found, gaps), _repeats(trace, found, gaps)
     seen = {
         "client": c("intended") & c("sent"),
         "network_in": c("received") & (c("sent") | c("intended")),
@@ -69,12 +72,12 @@ def seen_parts(
         "queue_unknown": queue,
         "host_gap": c("steps") & gaps,
         "prefill": c("steps") | (c("scheduled") & c("first")),
-        "prefill_interference": c("steps") & modelled,
-        "decode": c("steps") | (c("first") & c("last")),
-        "decode_interference": c("steps") & modelled,
+        "prefill_interference": c("steps") & ("prefill" in modelled),
+        "decode": c("steps") | c("first"),
+        "decode_interference": c("steps") & ("decode" in modelled),
         "skipped": c("steps"),
-        "preempted": c("steps"),
-        "recompute": c("steps"),
+        "preempted": c("steps") & preempts,
+        "recompute": c("steps") & repeats,
         "transfer": pl.lit(has_transfer),
         "delivery": c("last") | c("steps"),
         "unexplained": pl.lit(True),
@@ -83,10 +86,44 @@ def seen_parts(
     out = parts.with_columns(
         pl.when(flags[p.name] | (pl.col(p.column) > 0)).then(pl.col(p.column)).alias(p.column) for p in PARTS
     )
-    return out, _sentences(facts, modelled, why_no_cost, has_transfer, gaps)
+    # A handed-over request has its prefill and decode from the roles of its stays.
+    facts = facts.with_columns((out["prefill_ns"].fill_null(0) + out["decode_ns"].fill_null(0) > 0).alias("worked"))
+    said = _sentences(facts, bool(modelled), why_no_cost, gaps)
+    if not has_transfer:
+        said.append(
+            "Transfers: no wait for one and no move between servers or memories was recorded, so time spent carrying data, if "
+            "any, is in other parts."
+        )
+    lost = [name for name, seen in (("preemption", preempts), ("repeated work", repeats)) if not seen]
+    if lost and facts["steps"].any():
+        said.append(f"{' and '.join(lost).capitalize()}: these steps do not tell, so such time, if any, is in other parts.")
+    return out, said
 
 
-def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, has_transfer: bool, gaps: bool) -> list[str]:
+def _transfers(trace: Trace) -> bool:
+    """Whether something recorded shows transfers: a wait for one, or a move that is not just a client's message."""
+    if not trace.table("waits").filter(pl.col("kind") == "transfer").head(1).collect().is_empty():
+        return True
+    client = (pl.col("src") == "client") | (pl.col("dst") == "client")
+    return not trace.table("moves").filter(~client & (pl.col("object") == "kv")).head(1).collect().is_empty()
+
+
+def _preempts(found: Steps, gaps: bool) -> bool:
+    """Whether the steps would show a preemption: they count them, or residency has one."""
+    if (found.residency["phase"] == "preempted").any():
+        return True
+    return gaps and found.steps.height > 0 and not found.steps["preempted"].null_count()
+
+
+def _repeats(trace: Trace, found: Steps, gaps: bool) -> bool:
+    """Whether tokens computed twice would show: from the context of each run as the engine tells it, or as waits."""
+    if not trace.table("waits").filter(pl.col("kind") == "recompute").head(1).collect().is_empty():
+        return True
+    chunks = found.residency.filter(pl.col("phase") == "chunk")
+    return gaps and chunks.height > 0 and not chunks["context_at_start"].null_count()
+
+
+def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, gaps: bool) -> list[str]:
     n = facts.height
     said: list[str] = []
 
@@ -103,11 +140,16 @@ def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, has
         f["scheduled"] & ~f["certain"],
         "their server's number of slots is unknown, so queueing for room and for capacity cannot be told apart.",
     )
-    say(~f["steps"], "no steps are known, so gaps between steps, interference and repeated work are inside prefill and decode.")
+    say(
+        ~f["steps"] & (f["worked"] | f["first"]),
+        "no steps are known, so gaps between steps, interference and repeated work are inside prefill and decode.",
+    )
+    say(
+        ~f["steps"] & ~f["worked"] & ~f["first"],
+        "neither steps nor a first token are known, so their time in the engine is unexplained.",
+    )
     if f["steps"].any() and not modelled:
         said.append(f"Interference: no step cost can be fitted, so mixed steps count as work whole. {why_no_cost or ''}".strip())
     if f["steps"].any() and not gaps:
         said.append("Time between steps: the steps were reconstructed from token times and touch, so host time counts as work.")
-    if not has_transfer:
-        said.append("Transfers: neither moves nor waits were recorded, so time spent carrying data is in other parts.")
     return said

@@ -13,7 +13,7 @@ from support.rows import rows_of
 
 from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.parts import CLASSES, PARTS
-from hoptrace.manifest import Manifest, Server
+from hoptrace.manifest import Manifest, ReplayInfo, Server
 from hoptrace.schema import PHASES, TABLES, WAIT_KINDS
 from hoptrace.stepcost import fixed
 
@@ -39,7 +39,7 @@ def held(a: Accounting) -> None:
         assert (spans["end_ns"] > spans["start_ns"]).all()
     for c in a.compositions.values():
         if c.e2e_ns:
-            assert sum(c.class_shares.values()) == pytest.approx(1)
+            assert sum(v or 0 for v in c.class_shares.values()) == pytest.approx(1)
     if a.tail is not None:
         more = dict(a.tail.more)
         assert all(v > 0 for v in more.values())
@@ -445,3 +445,100 @@ def test_sums_of_e2e_beyond_int64() -> None:
     a = account(MemoryTrace(rows))
     held(a)
     assert a.finished + a.impossible == 9
+
+
+# -- what a trace cannot show is null, not 0 ---------------------------------------------------------------------------
+
+
+def _engine(alone: int, mixed: int, decode: int) -> dict[str, list[dict[str, Any]]]:
+    """Steps of 50 ms, 12 ms more where there is a prompt; a request that decodes in all but the ``alone`` first ones."""
+    steps, clock = [], 0
+    for i in range(alone + mixed + decode):
+        prefill, decoders = i < alone + mixed, i >= alone
+        length = 50 + 12 * prefill
+        steps.append(step(i, clock, clock + length, 7 if prefill else 0, 1 if decoders else 0, 10 + i if decoders else 0))
+        clock += length
+    start = steps[alone]["start_ns"]
+    row = request(1, arrival_ns=start, received_ns=start, finish_ns=clock, last_token_ns=clock, output_tokens=mixed + decode)
+    stay = {"request": 1, "stage": 0, "server": "s", "enqueued_ns": start, "scheduled_ns": start, "end_ns": clock}
+    run = DECODE | {"first_step": alone, "last_step": alone + mixed + decode - 1}
+    return {"requests": [row], "stages": [stay], "steps": steps, "residency": [run]}
+
+
+def test_a_split_that_a_fit_cannot_tell_is_unseen() -> None:
+    a = account(MemoryTrace(_engine(alone=1, mixed=60, decode=0)))
+    held(a)
+    # Without steps of decoders alone nobody knows what the prompts added; without prompts alone, what the decoders did.
+    assert a.parts["decode_interference_ns"].to_list() == a.parts["prefill_interference_ns"].to_list() == [None]
+    assert sum("Interference on " in s and "too few to tell" in s for s in a.unseen) == 2
+    a = account(MemoryTrace(_engine(alone=1, mixed=60, decode=60)))
+    held(a)
+    assert a.parts["prefill_interference_ns"].to_list() == [None]
+    assert a.parts["decode_interference_ns"][0] == pytest.approx(60 * 12, rel=0.05)
+    assert [s[:23] for s in a.unseen if "Interference" in s] == ["Interference on prefill"]
+
+
+def test_the_cost_in_the_manifest_is_taken_not_fitted() -> None:
+    cost = fixed(step_ns=50, any_prefill_ns=12)
+    info = ReplayInfo(parent="p", policy={}, cost_model={"step": cost.to_dict()}, seed=0)
+    manifest = Manifest(origin="replayed", servers=[Server(name="s", max_sequences=2)], replay=info, closed=True)
+    # Two steps alone would not do for a fit, and one cost could not be told from the other.
+    a = account(MemoryTrace(_engine(alone=1, mixed=3, decode=1), manifest))
+    held(a)
+    assert a.parts["decode_interference_ns"].to_list() == [3 * 12] and a.parts["prefill_interference_ns"].to_list() == [0]
+    assert not any("Interference" in s for s in a.unseen)
+    assert any("the trace's manifest names" in n for n in a.notes)
+
+
+def test_an_answer_in_one_piece_has_prefill_and_decode_from_the_engines_stamps() -> None:
+    row = request(1, arrival_ns=0, received_ns=0, engine_first_token_ns=200, finish_ns=420, output_tokens=30)
+    a = account(MemoryTrace({"requests": [row], "stages": [STAY]}))
+    held(a)
+    got = a.parts.row(0, named=True)
+    assert (got["prefill_ns"], got["decode_ns"], got["unexplained_ns"], got["delivery_ns"]) == (100, 220, 0, None)
+    assert any("are inside prefill and decode" in s for s in a.unseen)
+    blind = account(MemoryTrace({"requests": [row | {"engine_first_token_ns": None}], "stages": [STAY]}))
+    held(blind)
+    assert blind.parts["prefill_ns"].to_list() == blind.parts["decode_ns"].to_list() == [None]
+    assert blind.parts["unexplained_ns"].to_list() == [320]
+    assert not any("inside prefill and decode" in s for s in blind.unseen)
+    assert any("their time in the engine is unexplained" in s for s in blind.unseen)
+
+
+def test_what_nobody_could_have_seen_is_null() -> None:
+    message = {"request": 1, "object": "tokens", "src": "server:s", "dst": "client", "mechanism": "message", "start_ns": 200}
+    steps = [s | {"origin": "reconstructed"} for s in STEPS]
+    rows = {
+        "requests": [request(1) | STAMPS],
+        "stages": [STAY],
+        "steps": steps,
+        "residency": [CHUNK, DECODE],
+        "moves": [message],
+        "waits": [{"request": 1, "kind": "message", "on": "proxy", "start_ns": 30, "end_ns": 40}],
+    }
+    hidden = ["transfer", "preempted", "recompute"]
+    a = account(MemoryTrace(rows))
+    assert all(a.parts[h + "_ns"].to_list() == [None] for h in hidden)
+    assert a.shares["all"]["carrying"] is None and a.shares["all"]["repeated work"] is None
+    assert any(s.startswith("Transfers:") for s in a.unseen)
+    assert any(s.startswith("Preemption and repeated work:") for s in a.unseen)
+    # An engine that counts preemptions, tells contexts, and a move of KV: now 0 is 0.
+    rows["steps"] = [s | {"origin": "observed", "preempted": 0} for s in STEPS]
+    rows["moves"] = [message | {"object": "kv", "src": "memory:s", "dst": "memory:t", "request": None}]
+    a = account(MemoryTrace(rows))
+    assert all(a.parts[h + "_ns"].to_list() == [0] for h in hidden)
+    assert a.shares["all"]["carrying"] == 0
+    assert not any(s.startswith(("Transfers:", "Preemption")) for s in a.unseen)
+
+
+def test_spans_bear_the_names_of_the_parts() -> None:
+    """Reconstructed steps: a step that runs without the request is left out of steps, not time between steps."""
+    rows = {
+        "requests": [request(1) | STAMPS],
+        "stages": [STAY],
+        "steps": [s | {"origin": "reconstructed"} for s in STEPS],
+        "residency": [CHUNK, DECODE | {"first_step": 2, "last_step": 2}],
+    }
+    a = account(MemoryTrace(rows))
+    labels = set(a.spans["label"])
+    assert labels <= {p.name for p in PARTS} and "skipped" in labels

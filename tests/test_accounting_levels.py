@@ -48,9 +48,10 @@ WHOLE = less()
 
 def test_all_is_recorded() -> None:
     assert WHOLE.steps_origin == "observed"
-    assert not any(unseen(WHOLE, p.name) for p in PARTS)
+    # It has no transfers to show, and two steps with prompts alone tell no prefill interference.
+    assert [p.name for p in PARTS if unseen(WHOLE, p.name)] == ["prefill_interference", "transfer"]
     assert mean(WHOLE, "unexplained", "queue_unknown") == 0
-    assert WHOLE.unseen == []
+    assert [s.split(":")[0] for s in WHOLE.unseen] == ["Transfers", "Interference on prefill"]
 
 
 def test_without_the_load_generator_the_clock_starts_at_the_proxy() -> None:

@@ -36,13 +36,30 @@ def test_a_slower_server_is_worse_beyond_noise() -> None:
     assert ttft.a is not None and ttft.b is not None and ttft.change == ttft.b - ttft.a > 0
     assert d.changes["decode.mean"].verdict == "worse"
     assert d.changes["proxy.mean"].verdict == "same"
-    assert d.changes["output_tokens_per_s"].verdict == "worse"
+    # Rates have no interval: whether such a change is more than chance is not known.
+    assert d.changes["output_tokens_per_s"].verdict == d.changes["requests_per_s"].verdict == "changed"
     assert d.changes["bytes_per_token.counted"].change == 0
     # The parts' changes add up to that of e2e, up to the rounding of each mean.
     total = sum(c.change or 0 for c in d.parts)
     assert total == pytest.approx(d.changes["e2e.mean"].change, abs=len(d.parts))
     back = diff(B, A)
     assert back.changes["ttft.mean"].verdict == "better"
+
+
+def test_requests_that_one_side_does_not_know_are_in_neither_figure() -> None:
+    """Like with like: of four requests A knows the first token of two."""
+    rows = [
+        {"request": i, "arrival_ns": 0, "first_token_ns": (10, 20, 300, 400)[i], "last_token_ns": 500, "finish_ns": 500,
+         "prompt_tokens": 7, "output_tokens": 5}
+        for i in range(4)
+    ]  # fmt: skip
+    whole = MemoryTrace({"requests": rows})
+    some = MemoryTrace(
+        {"requests": [{**r, "first_token_ns": r["first_token_ns"] if i < 2 else None} for i, r in enumerate(rows)]}
+    )
+    d = diff(some, whole)
+    assert d.paired and (d.changes["ttft.mean"].a, d.changes["ttft.mean"].b) == (15, 15)
+    assert any("ttft compares the 2 of 4 requests" in n for n in d.notes)
 
 
 def test_the_same_comparison_twice() -> None:
@@ -191,7 +208,7 @@ def test_rules_are_judged() -> None:
 def test_from_nothing_to_something_is_more_than_any_percentage() -> None:
     d = diff(A, A)
     change = Change("x.mean", "ns", 0, 5)
-    assert change.relative is None and change.verdict == "worse"
+    assert change.relative is None and change.verdict == "changed"
     d.parts.append(change)
     assert check([parse("x.mean>1000%")], d)[0].failed and not check([parse("x.mean<-10%")], d)[0].failed
 

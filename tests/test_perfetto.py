@@ -98,7 +98,7 @@ def test_what_is_written_reads_back(tmp_path: Path) -> None:
         "requests/lane 1": [
             (b, b + 420, "request 1"),
             (b, b + 7, "proxy, router"),
-            (b + 7, b + 100, "queue"),
+            (b + 7, b + 100, "queue, with room"),
             (b + 100, b + 110, "between steps"),
             (b + 110, b + 200, "prefill"),
             (b + 200, b + 400, "decode"),

@@ -64,13 +64,27 @@ def test_the_same_trace_gives_the_same_report() -> None:
 
 
 def test_the_text_bars_are_of_one_length() -> None:
-    bars = [line for line in text_of(small_trace()).splitlines() if line[:3] in ("p50", "p95", "p99")]
+    bars = [line for line in text_of(small_trace()).splitlines() if line.startswith("around p")]
     assert len(bars) == 3 and len({len(b) for b in bars}) == 1
+
+
+def test_bars_say_how_many_requests_they_hold() -> None:
+    bars = [line for line in text_of(small_trace()).splitlines() if line.startswith("around p")]
+    held = [report(small_trace()).accounting.compositions[p].requests for p in ("p50", "p95", "p99")]
+    assert [int(line.split()[2]) for line in bars] == held == [1, 1, 1]
+
+
+def test_no_coordination_seen_is_not_none() -> None:
+    row = {"request": 1, "arrival_ns": 0, "received_ns": 0, "scheduled_ns": 0, "first_token_ns": 50, "last_token_ns": 100}
+    trace = MemoryTrace({"requests": [row | {"finish_ns": 100, "output_tokens": 2, "prompt_tokens": 2}]})
+    assert "no coordination is seen in it (client, network in" in report(trace).headline
+    assert "0.0%" not in report(trace).headline
+    assert "No part of end-to-end time is seen to be coordination" in text_of(trace, 300)
 
 
 def test_shares_of_the_report_add_up() -> None:
     for c in report(small_trace()).as_dict()["accounting"]["compositions"].values():
-        assert sum(c["class_shares"].values()) == pytest.approx(1, abs=1e-5)
+        assert sum(v or 0 for v in c["class_shares"].values()) == pytest.approx(1, abs=1e-5)
         assert set(c["class_shares"]) == set(CLASSES)
         assert sum(v for v in c["parts_ns"].values() if v is not None) == pytest.approx(c["e2e_ns"], abs=len(c["parts_ns"]))
 

@@ -39,7 +39,7 @@ def small_trace(*, slower_ms: int = 0, name: str = "small", counters: bool = Tru
         prefill = sum(r["prompt"] for r in fresh)
         length = (2 + slower_ms) * _MS + len(running) * _MS + prefill * _MS // 2
         rows["steps"].append({
-            "server": "s", "step": step, "start_ns": clock, "end_ns": clock + length, "origin": "observed",
+            "server": "s", "step": step, "start_ns": clock, "end_ns": clock + length, "origin": "observed", "preempted": 0,
             "prefill_requests": len(fresh), "prefill_tokens": prefill, "prefill_context_tokens": 0,
             "decode_requests": len(running), "decode_tokens": len(running),
             "decode_context_tokens": sum(r["prompt"] + len(r["seen"]) for r in running),
