@@ -75,9 +75,9 @@ def cluster(
     """
     run: Any = _cluster
     if len(unit) >= _COMPILE_FROM:
-        from numba import njit
+        from hoptrace.compiling import cached_njit
 
-        run = njit(cache=True)(_cluster)
+        run = cached_njit(_cluster)
     most = int(count.sum()) if hidden else len(unit)
     together, late = int(TOGETHER * step_ns), int(LATE * step_ns)
     step, first, last, seen = run(unit, time, count, units, hidden, together, late, most)

@@ -10,7 +10,8 @@ cost leaves the second at zero, a roofline puts memory time in the first and com
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from hoptrace.compiling import cached_njit
 
 __all__ = ["LINEAR", "ROOFLINE", "attention", "cost_ns", "cost_ps"]
 
@@ -21,7 +22,7 @@ _N = 9
 _ATTENTION = 5  # position of prefill_attention in FEATURES; its coefficient is per 1000 token²
 
 
-@njit(cache=True)
+@cached_njit
 def attention(prefill_requests: int, prefill_tokens: int, prefill_context_tokens: int) -> int:
     """Σ tokens × (context + tokens ÷ 2) in token², the tokens and contexts shared evenly among the prefills, rounded down."""
     if prefill_requests <= 0:
@@ -29,7 +30,7 @@ def attention(prefill_requests: int, prefill_tokens: int, prefill_context_tokens
     return (prefill_tokens * (2 * prefill_context_tokens + prefill_tokens)) // (2 * prefill_requests)
 
 
-@njit(cache=True)
+@cached_njit
 def cost_ps(vector: np.ndarray, kind: int, features: np.ndarray) -> int:
     """Cost of one step in ps. ``vector``: int64[18] from ``StepCost.as_vector()``; ``kind``: ``StepCost.kind``;
     ``features``: int64[9] in the order of ``stepcost.FEATURES``."""
@@ -44,7 +45,7 @@ def cost_ps(vector: np.ndarray, kind: int, features: np.ndarray) -> int:
     return max(first, second)
 
 
-@njit(cache=True)
+@cached_njit
 def cost_ns(
     vector: np.ndarray,
     kind: int,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from hoptrace.errors import EnvironmentProblem, HoptraceError
+from hoptrace.errors import HoptraceError
 from hoptrace.replay.policy import Resolved
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
@@ -65,16 +65,8 @@ def serve(work: Workload, policy: Resolved, cost: StepCost, *, before_ns: int = 
     Args:
         before_ns: time from a request's arrival until the engine may take it.
         gap_ns: time between the end of a step and the start of the next.
-
-    Raises:
-        EnvironmentProblem: numba cannot keep its compiled code anywhere.
     """
-    try:
-        from hoptrace.replay import kernel
-    except RuntimeError as e:
-        raise EnvironmentProblem(
-            f"The event kernel cannot be compiled: {e}.", hint="Set NUMBA_CACHE_DIR to a folder that you may write to."
-        ) from None
+    from hoptrace.replay import kernel
 
     def limit(value: int | None) -> int:
         return kernel.UNLIMITED if value is None else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from numba import njit
+from hoptrace.compiling import cached_njit
 
 __all__ = ["compiled"]
 
@@ -22,7 +22,7 @@ def compiled(*modules: ModuleType) -> Callable[[Callable[..., Any]], Any]:
     digest = hashlib.sha256(b"".join(Path(m.__file__ or "").read_bytes() for m in modules)).hexdigest()
 
     def wrap(function: Callable[..., Any]) -> Any:
-        dispatcher = njit(cache=True)(function)
+        dispatcher = cached_njit(function)
         # No public way leads there. Should numba move it, its own stamp remains, and the test of this file says so.
         kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if kept is not None and hasattr(kept, "_source_stamp"):

@@ -17,15 +17,16 @@ The rules are those of vLLM v1 and llama.cpp where the two agree:
 
 Requests that can never fit must be left out by the caller; the kernel then always ends. :mod:`hoptrace.replay.engine` calls it.
 
-numba keeps the compiled code beside this file or in the user's cache; where neither can be written set NUMBA_CACHE_DIR.
+numba keeps the compiled code beside this file or in the user's cache; where neither can be written it compiles in each
+run, unless NUMBA_CACHE_DIR names a folder.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hoptrace import stepcost_kernel
+from hoptrace.compiling import cached_njit
 from hoptrace.replay import kvspace, lru, slots
 from hoptrace.replay.jit import compiled
 from hoptrace.replay.kvspace import EVICTABLE, FREE, NEXT, PRIVATE, SHARED, allocate, enter_cache, leave
@@ -68,7 +69,7 @@ REQUEST = ("first_seen_ns", "scheduled_ns", "cached_tokens", "resumed_tokens", "
 _FIRST, _LAST, _PHASE, _TOKENS, _CONTEXT = 0, 1, 2, 3, 4
 
 
-@njit(cache=True)
+@cached_njit
 def _flush(runs: np.ndarray, n_runs: int, r: int, run: np.ndarray) -> np.ndarray:
     """Write request ``r``'s current run as row ``n_runs``; returns ``runs``, larger if it was full."""
     if n_runs == runs.shape[0]:
@@ -80,7 +81,7 @@ def _flush(runs: np.ndarray, n_runs: int, r: int, run: np.ndarray) -> np.ndarray
     return runs
 
 
-@njit(cache=True)
+@cached_njit
 def _start(run: np.ndarray, r: int, step: int, phase: int, tokens: int, context: int) -> None:
     run[r, _FIRST], run[r, _LAST], run[r, _PHASE], run[r, _TOKENS], run[r, _CONTEXT] = step, step, phase, tokens, context
 

@@ -7,12 +7,13 @@ The oldest item is ``next[sentinel]``.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from hoptrace.compiling import cached_njit
 
 __all__ = ["append", "empty", "prefix_hits", "remove"]
 
 
-@njit(cache=True)
+@cached_njit
 def empty(items: int) -> tuple[np.ndarray, np.ndarray]:
     """An empty list for ``items`` items: (prev, next)."""
     prev = np.full(items + 1, items, dtype=np.int64)
@@ -20,7 +21,7 @@ def empty(items: int) -> tuple[np.ndarray, np.ndarray]:
     return prev, following
 
 
-@njit(cache=True)
+@cached_njit
 def append(prev: np.ndarray, following: np.ndarray, item: int) -> None:
     """Link ``item`` as the most recently used. It must not be linked."""
     end = prev.size - 1
@@ -31,7 +32,7 @@ def append(prev: np.ndarray, following: np.ndarray, item: int) -> None:
     prev[end] = item
 
 
-@njit(cache=True)
+@cached_njit
 def remove(prev: np.ndarray, following: np.ndarray, item: int) -> None:
     """Unlink ``item``. It must be linked."""
     p, n = prev[item], following[item]
@@ -39,7 +40,7 @@ def remove(prev: np.ndarray, following: np.ndarray, item: int) -> None:
     prev[n] = p
 
 
-@njit(cache=True)
+@cached_njit
 def prefix_hits(block_ptr: np.ndarray, block_id: np.ndarray, distinct: int, capacity: int) -> np.ndarray:
     """Leading blocks of each request that an LRU cache of ``capacity`` blocks holds when the request comes.
 

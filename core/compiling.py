@@ -1,0 +1,32 @@
+"""numba's compiler with its cache of compiled code, or without where there is no place for one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba import njit
+
+__all__ = ["cached_njit"]
+
+
+def cached_njit(function: Callable[..., Any]) -> Any:
+    """``njit(cache=True)``; where neither the package's folder nor the user's can be written, compiled anew in each run."""
+    try:
+        return njit(cache=True)(function)
+    except RuntimeError as e:
+        # numba has no class of its own for this, and looks for a place when it decorates, not when it compiles.
+        if "no locator available" not in str(e):
+            raise
+        _say_once()
+        return njit(function)
+
+
+@cache
+def _say_once() -> None:
+    logging.getLogger("hoptrace").warning(
+        "hoptrace: compiled code cannot be kept here, so each run compiles anew (some seconds). "
+        "Set NUMBA_CACHE_DIR to a folder that you may write to."
+    )
