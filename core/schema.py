@@ -77,7 +77,7 @@ REQUESTS = Table(
         _s("adapter", "LoRA adapter asked for."),
         _ns("intended_ns", "When the load generator meant to send it."),
         _ns("sent_ns", "When the load generator sent it."),
-        _ns("received_ns", "When the proxy or the server had its first byte."),
+        _ns("received_ns", "When the proxy or the server had it whole (a client's slow upload is before it)."),
         _ns("queued_ns", "When it entered the engine's queue."),
         _ns("scheduled_ns", "When the engine first worked on it."),
         _ns("engine_first_token_ns", "First token, as the engine says."),

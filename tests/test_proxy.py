@@ -511,3 +511,69 @@ def test_a_port_that_is_taken() -> None:
             listen("192.0.2.1", 0)
     finally:
         sock.close()
+
+
+async def _raw(url: str, *pieces: bytes | float, half: bool = False) -> tuple[bytes, float]:
+    """Send pieces and pauses over a socket; gives what came back, and after how long its first byte came."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    loop = asyncio.get_running_loop()
+    try:
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                writer.write(piece)
+                await writer.drain()
+            else:
+                await asyncio.sleep(piece)
+        if half:
+            writer.write_eof()
+        began = loop.time()
+        first = await asyncio.wait_for(reader.read(1 << 16), 5.0)
+        after = loop.time() - began
+        return first + await asyncio.wait_for(reader.read(), 5.0), after
+    finally:
+        writer.close()
+
+
+def _head(body: bytes, *more: str) -> bytes:
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}", *more, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+async def test_the_clients_upload_is_not_the_proxys_wait(tmp_path: Path) -> None:
+    body = json.dumps(ASK).encode()
+    async with serve(Toy(STREAM)) as toy, running(toy, tmp_path) as run:
+        await _raw(run.url, _head(body) + body[:9], 0.4, body[9:])
+        await run.settled()
+        (request,), (wait,), (stage,) = run.rows("requests"), run.rows("waits"), run.rows("stages")
+        prompt = next(m for m in run.rows("moves") if m["object"] == "prompt")
+    assert wait["end_ns"] - wait["start_ns"] < 200_000_000
+    assert request["received_ns"] == request["arrival_ns"] == wait["start_ns"]
+    assert stage["enqueued_ns"] - request["received_ns"] < 200_000_000
+    assert prompt["end_ns"] - prompt["start_ns"] >= 400_000_000
+
+
+async def test_a_client_that_waits_for_leave_to_send_its_body(tmp_path: Path) -> None:
+    body = json.dumps(ASK).encode()
+    async with serve(Toy(STREAM)) as toy, running(toy, tmp_path) as run:
+        host, port = run.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(_head(body, "Expect: 100-continue"))
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        answer = await asyncio.wait_for(reader.read(), 5.0)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer
+    assert toy.requests[0][3] == body
+
+
+async def test_what_the_end_of_the_capture_cuts_is_not_the_clients_doing(tmp_path: Path) -> None:
+    async with serve(Toy([token("a"), "hang"])) as toy, running(toy, tmp_path) as run:
+        asking = asyncio.create_task(post(run.url))
+        while not run.rows("tokens"):
+            await asyncio.sleep(0.01)
+        await run.proxy.close()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        (request,) = run.rows("requests")
+    assert request["error"] == "the capture ended"

@@ -20,7 +20,7 @@ from yarl import URL
 
 from hoptrace.collectors.engines.answer import BODY_LIMIT_BYTES
 from hoptrace.collectors.engines.headers import to_client, to_server
-from hoptrace.collectors.engines.record import Exchange, Recorder
+from hoptrace.collectors.engines.record import CAPTURE_ENDED, CLIENT_LEFT, Exchange, Recorder
 from hoptrace.errors import EnvironmentProblem
 
 __all__ = ["RECORDED_PATHS", "Proxy", "listen"]
@@ -72,6 +72,7 @@ class Proxy:
         self._client: aiohttp.ClientSession | None = None
         self._describing: set[asyncio.Task[None]] = set()
         self._working = False
+        self._closing = False
         self.host = ""
         self.port = 0
 
@@ -107,7 +108,8 @@ class Proxy:
         await web.SockSite(self._runner, sock).start()
 
     async def close(self) -> None:
-        """Stop listening; streams that still run are cut after a second and recorded as cancelled."""
+        """Stop listening; streams that still run are cut after a second and recorded as cancelled by the end of the capture."""
+        self._closing = True
         if self._runner is not None:
             await self._runner.cleanup()
         if self._describing:
@@ -125,6 +127,7 @@ class Proxy:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if request.method == "CONNECT" or not target.startswith(("/", "*")) or "upgrade" in request.headers:
             return _problem(501, "hoptrace's proxy forwards plain HTTP requests only")
+        await _continue(request)
         path = target.split("?", 1)[0].removeprefix(self._prefix)
         exchange = None
         if request.method == "POST" and path in RECORDED_PATHS:
@@ -134,12 +137,12 @@ class Proxy:
         except asyncio.CancelledError:
             # The client went away: its handler is cancelled. (The server's errors end in `_forward`.)
             if exchange is not None:
-                exchange.cancelled(self._now())
+                exchange.cancelled(self._now(), self._why())
             raise
         except (ConnectionError, aiohttp.ClientError, HttpProcessingError):
             # The client went away while it was written to, or broke off in the middle of its own request.
             if exchange is not None:
-                exchange.cancelled(self._now())
+                exchange.cancelled(self._now(), self._why())
             _break_off(request)
             return web.Response(status=499)
 
@@ -148,10 +151,13 @@ class Proxy:
         kept: bytes | None = None
         size = reads = 0
         if exchange is not None:
+            complete = request.content.is_eof()
             kept, whole, reads = await _read(request)
             size = request.content_length or len(kept)
             body = kept if whole else _joined(kept, request.content)
-            exchange.forwarded(self._now(), size, reads)
+            now_ns = self._now()
+            # While the client sends its body the proxy waits for it, not the request for the proxy.
+            exchange.forwarded(now_ns, size, reads, None if complete else now_ns)
             if not whole:
                 kept = None
         elif request.body_exists:
@@ -235,6 +241,9 @@ class Proxy:
         if self._working:
             asyncio.get_running_loop().call_soon(self._work)
 
+    def _why(self) -> str:
+        return CAPTURE_ENDED if self._closing else CLIENT_LEFT
+
     # -- what the request asks for, off the hot path --------------------------------------------------------------------
 
     def _describe_soon(self, exchange: Exchange, body: bytes) -> None:
@@ -275,6 +284,13 @@ async def _joined(begin: bytes, rest: aiohttp.StreamReader) -> AsyncIterator[byt
     yield begin
     async for piece in rest.iter_any():
         yield piece
+
+
+async def _continue(request: web.BaseRequest) -> None:
+    """Tell a client that waits for leave to send its body (RFC 9110, section 10.1.1) to go on."""
+    if request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue":
+        if request.transport is not None and not request.content.is_eof():
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _break_off(request: web.BaseRequest) -> None:

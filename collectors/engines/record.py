@@ -20,10 +20,13 @@ from hoptrace.collectors.engines.answer import Answer
 from hoptrace.collectors.engines.hashing import HashKey, Prompt, prefix_hashes, prompt_of
 from hoptrace.writer import TraceWriter
 
-__all__ = ["SOURCE", "Exchange", "Recorder", "Stats"]
+__all__ = ["CAPTURE_ENDED", "CLIENT_LEFT", "SOURCE", "Exchange", "Recorder", "Stats"]
 
 SOURCE = "proxy"
+CLIENT_LEFT = "the client closed the connection"
+CAPTURE_ENDED = "the capture ended"
 _HEADER_WINDOW_NS = 86_400 * 10**9
+_SLOW_BODY_NS = 100_000_000
 _HELD_BYTES = 1 << 20
 
 P = ParamSpec("P")
@@ -115,7 +118,7 @@ class Exchange:
         self.recorder = recorder
         self.number = number
         self.broken = False
-        self._received_ns = received_ns
+        self._began_ns = self._received_ns = received_ns
         self._enqueued_ns: int | None = None
         self._sent_bytes = self._sent_reads = 0
         self._ended = False
@@ -136,8 +139,17 @@ class Exchange:
     # -- the request --------------------------------------------------------------------------------------------------
 
     @_guarded
-    def forwarded(self, enqueued_ns: int, size: int, reads: int) -> None:
-        """The proxy begins to hand the request on: ``size`` bytes that came in ``reads`` reads."""
+    def forwarded(self, enqueued_ns: int, size: int, reads: int, received_ns: int | None = None) -> None:
+        """The proxy begins to hand the request on: ``size`` bytes that came in ``reads`` reads.
+
+        ``received_ns`` is when it had the whole body, if that was later than the headers: the request is received only then.
+        """
+        if received_ns is not None:
+            self._received_ns = self._row["received_ns"] = received_ns
+            if self._row["arrival_of"] == "received":
+                self._row["arrival_ns"] = received_ns
+            if received_ns - self._began_ns > _SLOW_BODY_NS:
+                self.recorder.append("requests", [self._row])
         self._enqueued_ns = enqueued_ns
         self._sent_bytes, self._sent_reads = size, reads
         self._stage["enqueued_ns"] = enqueued_ns
@@ -262,15 +274,15 @@ class Exchange:
             self._end(now_ns, "failed")
 
     @_guarded
-    def cancelled(self, now_ns: int) -> None:
-        """The client went away."""
+    def cancelled(self, now_ns: int, why: str = CLIENT_LEFT) -> None:
+        """The client went away, or hoptrace did: ``why``."""
         if self._ended:
             return
         self._take()
         if self.broken:
             return
         self.recorder.stats.cancelled += 1
-        self._answer.error = self._answer.error or "the client closed the connection"
+        self._answer.error = self._answer.error or why
         self._end(now_ns, "cancelled")
 
     @_guarded
@@ -324,7 +336,7 @@ class Exchange:
         tokens: dict[str, Any]
         if self._enqueued_ns is not None:
             prompt = {"object": "prompt", "src": "client", "dst": server, "path": there}
-            prompt |= {"start_ns": self._received_ns, "end_ns": self._enqueued_ns}
+            prompt |= {"start_ns": self._began_ns, "end_ns": self._enqueued_ns}
             rows.append(common | prompt | {"bytes": self._sent_bytes, "transfers": self._sent_reads})
         if self._answer.first_read_ns is not None:
             tokens = {"object": "tokens", "src": server, "dst": "client", "path": back}
