@@ -23,7 +23,7 @@ from hoptrace.analysis.fullness import Fullness, fullness
 from hoptrace.analysis.marks import outline, read_requests, read_stays
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.runs import read_runs, read_waits
-from hoptrace.analysis.stepline import StepLine, cost_of, lines, told_apart
+from hoptrace.analysis.stepline import StepLine, cost_of, lines, told_apart, without_composition
 from hoptrace.analysis.text import duration_text
 from hoptrace.analysis.unseen import seen_parts
 from hoptrace.reader import Trace
@@ -140,6 +140,11 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     modelled = phases if cost is not None else frozenset[str]()
     parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, modelled, why_no_cost, gaps, found)
     unseen += too_few if cost is not None else []
+    if cost is not None and (blank := without_composition(steps_frame)):
+        unseen.append(
+            f"Interference: {blank:,} of {steps_frame.height:,} steps do not say what was in them; they count as work whole, so "
+            "interference is a lower bound."
+        )
     if note := _interference_note(parts, error):
         notes.append(note)
     impossible = done.height - whole.height

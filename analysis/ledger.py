@@ -111,7 +111,7 @@ class Ledger:
 
     def is_bound(self, row: Mapping[str, Any]) -> bool:
         """Whether the bytes of a row of ``rows`` are a lower bound: moves that do not say theirs, or steps that are missing."""
-        inside = str(row["src"]).startswith("memory:") or str(row["dst"]).startswith("memory:")
+        inside = str(row["src"]).startswith("compute:") or str(row["dst"]).startswith("compute:")
         return bool(row["bytes_unknown"]) or (inside and row["basis"] == "derived" and not self.cover.whole)
 
     def memory_at_least(self) -> float | None:

@@ -50,7 +50,7 @@ def step_cover(trace: Trace, found: Steps, output_tokens: int | None) -> StepCov
     """What the steps cover. A step's tokens: one for each decoder, and the first one of each stay that is in the steps."""
     steps = found.steps
     if not steps.height:
-        return StepCover(None, output_tokens, 0, None, [])
+        return StepCover(None, output_tokens, 0, None, ["no steps are known"])
     missing: list[str] = []
     own = steps.filter(pl.col("pp_rank").fill_null(0) == 0)
     decoded = own.select(pl.coalesce("decode_tokens", "decode_requests")).to_series()

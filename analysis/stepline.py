@@ -15,7 +15,7 @@ from hoptrace.analysis.axis import Ints
 from hoptrace.errors import InputError
 from hoptrace.stepcost import FEATURES, StepCost, features_array, fit, interference
 
-__all__ = ["Busy", "Interference", "StepLine", "cost_of", "lines", "told_apart"]
+__all__ = ["Busy", "Interference", "StepLine", "cost_of", "lines", "told_apart", "without_composition"]
 
 Floats = npt.NDArray[np.float64]
 _COMPOSITION = ("prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens")
@@ -127,6 +127,11 @@ def told_apart(steps: pl.DataFrame) -> tuple[frozenset[str], list[str]]:
             f"add in the {mixed:,} mixed steps, so that time counts as {name}."
         )
     return phases, said
+
+
+def without_composition(steps: pl.DataFrame) -> int:
+    """How many steps do not say what was in them."""
+    return steps.height - steps.drop_nulls(list(_COMPOSITION)).height
 
 
 def lines(

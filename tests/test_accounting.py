@@ -478,6 +478,13 @@ def test_a_split_that_a_fit_cannot_tell_is_unseen() -> None:
     assert [s[:23] for s in a.unseen if "Interference" in s] == ["Interference on prefill"]
 
 
+def test_steps_that_do_not_say_what_was_in_them_bound_interference() -> None:
+    rows = _engine(alone=6, mixed=30, decode=30)
+    assert not any("lower bound" in s for s in account(MemoryTrace(rows)).unseen)
+    rows["steps"][10]["prefill_tokens"] = None
+    assert any("1 of 66 steps do not say" in s and "lower bound" in s for s in account(MemoryTrace(rows)).unseen)
+
+
 def test_the_cost_in_the_manifest_is_taken_not_fitted() -> None:
     cost = fixed(step_ns=50, any_prefill_ns=12)
     info = ReplayInfo(parent="p", policy={}, cost_model={"step": cost.to_dict()}, seed=0)

@@ -97,3 +97,9 @@ def test_what_other_moves_do_not_say_is_a_bound_in_the_headline() -> None:
     some = trace(moves=[move | {"bytes": 10}, move])
     assert "of together 4 B (counted)" in report(known).headline
     assert "of together at least 2 B (counted)" in report(some).headline
+
+
+def test_without_steps_nothing_is_said_to_be_whole() -> None:
+    book = ledger(MemoryTrace({"requests": [{"request": 0, "arrival_ns": 0, "finish_ns": 9, "output_tokens": 5}]}, MANIFEST))
+    assert not book.cover.whole and book.as_dict()["steps"]["missing"] == ["no steps are known"]
+    assert not any("lower bound" in s for s in book.unseen)
