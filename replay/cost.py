@@ -70,7 +70,10 @@ def choose_cost(text: str, steps: Any, server: Server | None, platform: str | No
         )
     if name == "fitted" and not rest:
         if steps is None or not steps.height:
-            raise InputError("The trace has no steps to fit a step cost to.", hint=_HINT)
+            raise InputError(
+                "The trace has no steps to fit a step cost to.",
+                hint="Use --cost roofline --platform NAME, or --cost fixed:PREFILL_MS,DECODE_MS.",
+            )
         return fit(steps), {"kind": "fitted"}
     if name == "roofline" and not rest:
         if platform is None:

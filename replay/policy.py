@@ -32,8 +32,14 @@ __all__ = [
     "with_settings",
 ]
 
-Size = Annotated[int, Field(ge=1)]
+# The kernel's integers have 64 bits; more than this of anything is `unlimited`.
+MOST = 1 << 40
+# Each place costs memory and a look at every admission, busy or not; no engine has so many.
+MOST_SEQUENCES = 1 << 16
+
+Size = Annotated[int, Field(ge=1, le=MOST)]
 Count = Size | Literal["unlimited"]
+Places = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)] | Literal["unlimited"]
 
 
 class _Part(BaseModel):
@@ -43,7 +49,7 @@ class _Part(BaseModel):
 class Batching(_Part):
     """How requests are put together into steps."""
 
-    max_sequences: Count | None = Field(
+    max_sequences: Places | None = Field(
         default=None,
         description="Requests that hold a place at once: slots (llama.cpp), max-num-seqs (vLLM). As the trace's server.",
     )
@@ -192,8 +198,14 @@ def load_policy(name_or_path: str | Path) -> Policy:
         content = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"There is no policy file {path}.", hint="`hoptrace policies` lists the policies there are.") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"{path} cannot be read: {e}.") from None
+    except IsADirectoryError:
+        raise UsageError(
+            f"{path} is a folder, not a policy file.", hint="`hoptrace policies` lists the policies there are."
+        ) from None
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} cannot be read: it is not text in UTF-8.") from None
     policy = parse_policy(content, str(path))
     return policy if policy.name != "unnamed" else policy.model_copy(update={"name": path.stem})
 
@@ -202,7 +214,7 @@ def parse_policy(text: str, name: str = "the policy") -> Policy:
     """A policy from TOML text. InputError names key, line and what is allowed."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except ValueError as e:  # TOMLDecodeError is one; an integer of thousands of digits raises a plain one
         raise InputError(f"{name} is not TOML: {e}.") from None
     return _validate(data, text, name)
 
@@ -225,7 +237,7 @@ def with_settings(policy: Policy, settings: tuple[str, ...] | list[str]) -> Poli
             raise UsageError(f"{parts[0]!r} is not a section of a policy.", hint=f"Sections: {', '.join(sections(Policy))}.")
         try:
             section[parts[1]] = tomllib.loads(f"v = {value.strip()}")["v"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:
             section[parts[1]] = value.strip()
     changed = _validate(data, "", f"--set {' '.join(settings)}")
     return changed.model_copy(update={"name": f"{policy.name}, {', '.join(settings)}"}) if settings else changed

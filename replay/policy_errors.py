@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -37,14 +37,23 @@ def explain(root: type[BaseModel], error: Any, text: str, name: str) -> InputErr
         return InputError(f"{where}: {key} is not a key of {inside}.", hint=f"{hint}Keys: {', '.join(model.model_fields)}.")
     field = model.model_fields.get(key)
     allowed = "a table" if field is None or key in tables else _allowed(field.annotation)
-    return InputError(f"{where}: {key} = {error['input']!r} is not possible.", hint=f"Allowed: {allowed}.")
+    return InputError(f"{where}: {key} = {_shown(error['input'])} is not possible.", hint=f"Allowed: {allowed}.")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _allowed(annotation: Any) -> str:
     words: list[str] = []
-    names = {int: "a whole number of 1 or more", bool: "true or false", str: "text"}
+    names = {bool: "true or false", str: "text"}
 
     def walk(part: Any) -> None:
+        if get_origin(part) is Annotated:
+            most = [m.le for field in get_args(part)[1:] for m in field.metadata if hasattr(m, "le")]
+            words.append(f"a whole number from 1 to {most[0]}")
+            return
         word = names.get(part) if isinstance(part, type) else f'"{part}"' if isinstance(part, str) else None
         if word and word not in words:
             words.append(word)

@@ -225,6 +225,7 @@ def _warnings(
     against: Comparison | None,
 ) -> list[str]:
     found = list(work.notes)
+    found += changed(trace)
     found += policy.notes
     if error is not None:
         found += [f"Error under the trace's own policy: {n}" for n in error.notes]
@@ -260,6 +261,19 @@ def _warnings(
         found += drift(seen.steps, cost)
     found += cost.notes
     return list(dict.fromkeys(found))
+
+
+def changed(trace: Trace) -> list[str]:
+    """Whether the server's own configuration changed while it was recorded: what stays as it was is then the first one."""
+    events = trace.table("events").filter(pl.col("kind") == "configuration change").sort("time_ns")
+    details = events.select(pl.col("detail").fill_null("not said what")).collect()["detail"].to_list()
+    if not details:
+        return []
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return [
+        f"The server's configuration changed during the recording ({details[0][:200]}){more}. "
+        "The replay takes the one at its start throughout, and a fitted step cost mixes both: the error under the trace's own policy holds that too."
+    ]
 
 
 def basis(trace: Trace, seen: Steps) -> list[str]:

@@ -165,11 +165,14 @@ def _blocks(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 
 def parse_rate(text: str) -> Fraction:
-    """``1.5x`` or ``1.5`` as an exact number. UsageError if it is none, or not positive."""
+    """``1.5x`` or ``1.5`` as an exact number. UsageError if it is none, or beyond 0.0001 to 10000."""
     try:
-        rate = Fraction(text.strip().lower().removesuffix("x"))
+        number = text.strip().lower().removesuffix("x")
+        # A fraction of 1e-99999999 is so many digits: look at its size before.
+        rate = Fraction(number) if "e" not in number or 1e-9 < float(number) < 1e9 else Fraction(0)
     except (ValueError, ZeroDivisionError):
         rate = Fraction(0)
-    if rate <= 0:
-        raise UsageError(f"{text!r} is not a rate.", hint="Give a positive number such as 1.5x: half as much load again.")
+    # Beyond these the times leave 64 bits, or lie closer together than the clock's ns.
+    if not Fraction(1, 10_000) <= rate <= 10_000:
+        raise UsageError(f"{text[:40]!r} is not a rate from 0.0001x to 10000x.", hint="1.5x is half as much load again.")
     return rate

@@ -26,7 +26,11 @@ from hoptrace.replay.policy_errors import sections
         ("[batching]\nmax_sequences = 0", "p.toml, line 2: max_sequences = 0 is not possible."),
         ("[batching]\nmax_sequences = true", "p.toml, line 2: max_sequences = True is not possible."),
         ("[batching]\nmax_sequences = 1.5", "p.toml, line 2: max_sequences = 1.5 is not possible."),
-        ('[kv]\ncapacity_tokens = "lots"', 'Allowed: a whole number of 1 or more or "unlimited".'),
+        ('[kv]\ncapacity_tokens = "lots"', 'Allowed: a whole number from 1 to 1099511627776 or "unlimited".'),
+        ("[batching]\nmax_sequences = 99999999999999", 'Allowed: a whole number from 1 to 65536 or "unlimited".'),
+        ("[batching]\nmax_batched_tokens = 9223372036854775808", "max_batched_tokens = 9223372036854775808 is not possible."),
+        ("[kv]\nblock_size_tokens = 99999999999999999999999", "Allowed: a whole number from 1 to 1099511627776."),
+        ("[kv]\nblock_size_tokens = " + "9" * 5000, "p.toml is not TOML"),
         (
             '[batching]\nchunked_prefill = "yes"',
             "p.toml, line 2: chunked_prefill = 'yes' is not possible. Allowed: true or false.",

@@ -365,10 +365,27 @@ def test_a_higher_rate_waits_longer(tmp_path: Path) -> None:
     assert fast.manifest.replay is not None and fast.manifest.replay.arrivals == "recorded, 2 times as fast"
 
 
+def test_a_configuration_that_changed_during_the_recording_is_said(tmp_path: Path) -> None:
+    rows = log(tmp_path / "log.trace").table("requests").collect()
+    event = {"time_ns": 10**18 + 5, "host": "h", "source": "attach"}
+    for kinds, words in (
+        (["start", "restart", "stop"], None),
+        (["configuration change"], "(max_sequences: 2 -> 1). The replay takes the one at its start"),
+        (["configuration change", "restart", "configuration change"], "(max_sequences: 2 -> 1) (and 1 more)"),
+    ):
+        events = pl.DataFrame([event | {"kind": k, "detail": "max_sequences: 2 -> 1"} for k in kinds])
+        t = store(tmp_path / f"{len(kinds)}{kinds[0][:1]}.trace", {"requests": rows, "events": events}, server(max_sequences=2))
+        said = predict(t, "as-recorded", cost=COST).trace.manifest.replay.warnings  # type: ignore[union-attr]
+        found = [w for w in said if "configuration changed" in w]
+        assert len(found) == (words is not None)
+        assert words is None or words in found[0]
+
+
 def test_what_cannot_be_replayed_is_refused_in_a_sentence(tmp_path: Path) -> None:
     parent = log(tmp_path / "log.trace")
-    with pytest.raises(InputError, match="no steps to fit"):
+    with pytest.raises(InputError, match=r"no steps to fit .* --cost roofline --platform NAME, or --cost fixed:") as e:
         predict(parent, "one-slot")
+    assert "fitted" not in str(e.value)  # what has just failed is no remedy
     with pytest.raises(UsageError, match="no cost model"):
         predict(parent, "one-slot", cost="guess")
     with pytest.raises(UsageError, match="needs a platform"):
