@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
 
 from hoptrace.clock import TraceClock
-from hoptrace.errors import EnvironmentProblem, InputError
+from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.openai_stream import StreamDecoder
 from hoptrace.reader import Trace
 from hoptrace.replay.prompts import Calibration, Sizes, prompts, sizes, text
@@ -143,8 +144,12 @@ async def drive(
         result: filled as it goes, for those who may have to stop.
 
     Raises:
+        UsageError: ``url`` is no URL, or a length or the timeout is not possible.
         EnvironmentProblem: nobody answers at ``url``, or no OpenAI-compatible server.
     """
+    if not 0 < timeout_s < float("inf"):
+        raise UsageError(f"A timeout of {timeout_s} s is not possible.", hint="Give a positive number of seconds.")
+    base = _base(url)
     out = result if result is not None else DriveResult()
     work = (workload(work) if isinstance(work, Trace) else work).at_rate(rate)
     if limit is not None and limit < work.n:
@@ -156,7 +161,6 @@ async def drive(
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None, sock_connect=_CONNECT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        base = url.rstrip("/").removesuffix("/v1")
         out.model = model or await _model(session, base)
         out.calibration = await _calibrate(session, base, out.model)
         made = prompts(work, size, out.calibration)
@@ -253,6 +257,18 @@ async def _refusal(answer: aiohttp.ClientResponse) -> str:
     return f"HTTP {answer.status}" + (f": {str(words)[:120]}" if words else "")
 
 
+def _base(url: str) -> str:
+    """The server's address without a path that stands for the protocol."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0  # .port raises if it is none
+    except ValueError:
+        fine = False
+    if not fine:
+        raise UsageError(f"{url!r} is not a URL of a server.", hint="Write http://HOST:PORT.")
+    return url.rstrip("/").removesuffix("/v1")
+
+
 async def _model(session: aiohttp.ClientSession, base: str) -> str | None:
     """The first model that the server names; also the proof that it is there and speaks the protocol."""
     try:
@@ -263,7 +279,7 @@ async def _model(session: aiohttp.ClientSession, base: str) -> str | None:
             f"Nobody answers at {base} ({_plain(e)}).", hint="Start the server, or check the port."
         ) from None
     except aiohttp.InvalidURL:
-        raise InputError(f"{base!r} is not a URL.", hint="Write http://HOST:PORT.") from None
+        raise UsageError(f"{base!r} is not a URL.", hint="Write http://HOST:PORT.") from None
     except (ValueError, aiohttp.ClientError) as e:
         raise EnvironmentProblem(f"{base} does not speak the OpenAI protocol ({_plain(e)}).") from None
     models = data.get("data") if isinstance(data, dict) else None

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
 import numpy as np
 
+from hoptrace.errors import UsageError
 from hoptrace.replay.workload import Workload
 
 __all__ = ["WORDS", "Calibration", "Sizes", "prompts", "sizes", "text"]
+
+# Longer than any model's context; a prompt of so many words takes a second to make and 5 MB.
+MOST_TOKENS = 10_000_000
+# All prompts are made before the first is sent: some 5 bytes of memory a token.
+MOST_PROMPT_TOKENS = 200_000_000
 
 # Frequent English words: nearly every tokenizer has each of them, with the space before it, as one token.
 _TEXT = (
@@ -52,17 +59,36 @@ def sizes(
     max_prompt_tokens: int | None = None,
     max_output_tokens: int | None = None,
 ) -> Sizes:
-    """Scale and cap the lengths; at least one token each."""
+    """Scale and cap the lengths; at least one token each.
 
-    def scaled(values: np.ndarray, scale: float, most: int | None) -> list[int]:
-        long = np.maximum(1, np.rint(values * scale)).astype(np.int64)
-        return [int(v) for v in (long if most is None else np.minimum(long, most))]
+    Raises:
+        UsageError: a scale is not a positive number, or the lengths are beyond what can be made or sent.
+    """
 
-    return Sizes(
-        scaled(work.prompt_tokens, prompt_scale, max_prompt_tokens),
-        scaled(work.output_tokens, output_scale, max_output_tokens),
+    def scaled(values: np.ndarray, scale: float, most: int | None, what: str) -> list[int]:
+        if not 0 < scale < math.inf:
+            raise UsageError(f"A scale of {scale} is not possible.", hint="Give a positive number: 0.5 is half as long.")
+        long = np.maximum(1, np.rint(values * scale))
+        long = long if most is None else np.minimum(long, most)
+        if long.size and long.max() > MOST_TOKENS:
+            raise UsageError(
+                f"{what} of {long.max():,.0f} tokens is longer than any server takes.",
+                hint=f"Choose a smaller --{what.split()[1]}-scale, or cap it with --max-{what.split()[1]}-tokens.",
+            )
+        return [int(v) for v in long]
+
+    made = Sizes(
+        scaled(work.prompt_tokens, prompt_scale, max_prompt_tokens, "A prompt"),
+        scaled(work.output_tokens, output_scale, max_output_tokens, "An output"),
         prompt_scale,
     )
+    total = sum(made.prompt_tokens)
+    if total > MOST_PROMPT_TOKENS:
+        raise UsageError(
+            f"Prompts of {total:,} tokens in all are more than can be made before the first is sent.",
+            hint="Take fewer requests (--limit), or shorter ones (--max-prompt-tokens).",
+        )
+    return made
 
 
 def text(words: int, seed: str) -> str:

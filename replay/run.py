@@ -272,7 +272,8 @@ def changed(trace: Trace) -> list[str]:
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return [
         f"The server's configuration changed during the recording ({details[0][:200]}){more}. "
-        "The replay takes the one at its start throughout, and a fitted step cost mixes both: the error under the trace's own policy holds that too."
+        "The replay takes the one at its start throughout, and a fitted step cost mixes both: "
+        "the error under the trace's own policy holds that too."
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,11 +18,13 @@ from typing import Any
 import polars as pl
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from support.workloads import MS, make, store
 
-from hoptrace.errors import EnvironmentProblem
+from hoptrace.cli.drive import command
+from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.replay.drive import drive
 from hoptrace.replay.prompts import WORDS, Calibration, prompts, sizes
 
@@ -208,6 +211,55 @@ def test_sizes_are_whole_and_at_least_one(prompt: int, output: int, scale: float
     s = sizes(make((0, prompt, output)), prompt_scale=scale, output_scale=scale, max_prompt_tokens=500)
     assert 1 <= s.prompt_tokens[0] <= 500
     assert s.output_tokens[0] == max(1, round(output * scale))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"prompt_scale": 1e9},
+            "A prompt of 12,000,000,000 tokens is longer than any server takes. Choose a smaller --prompt-scale",
+        ),
+        ({"output_scale": 1e9}, "An output of 1,000,000,000 tokens"),
+        ({"prompt_scale": math.nan}, "A scale of nan"),
+        ({"output_scale": math.inf}, "A scale of inf"),
+        ({"prompt_scale": 0.0}, "A scale of 0.0"),
+    ],
+)
+def test_lengths_that_nobody_can_send_are_refused_at_once(options: dict[str, float], words: str) -> None:
+    with pytest.raises(UsageError) as e:
+        sizes(make((0, 12, 1)), **options)  # type: ignore[arg-type]
+    assert words in str(e.value)
+
+
+def test_all_prompts_together_have_a_bound_and_a_cap_helps() -> None:
+    work = make(*((i, 9_000_000, 1) for i in range(23)))
+    with pytest.raises(UsageError, match=r"Prompts of 207,000,000 tokens in all"):
+        sizes(work)
+    assert sizes(work, prompt_scale=1e9, max_prompt_tokens=50).prompt_tokens == [50] * 23
+
+
+@pytest.mark.parametrize("url", ["foo", "127.0.0.1:9000", "ftp://host", "http://", "http://host:99999", "http://host:x", ""])
+async def test_what_is_no_url_is_wrong_use(url: str) -> None:
+    with pytest.raises(UsageError, match="not a URL") as e:
+        await drive(WORK, url)
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 0.0])
+async def test_a_timeout_is_a_positive_number(timeout_s: float) -> None:
+    with pytest.raises(UsageError, match="timeout"):
+        await drive(WORK, "http://127.0.0.1:9", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(o, v) for o in ("--prompt-scale", "--output-scale", "--timeout") for v in ("nan", "inf", "1e9", "0", "-1", "x")],
+)
+def test_the_command_takes_plain_numbers_only(option: str, value: str) -> None:
+    ran = CliRunner().invoke(command, ["t.trace", "--against", "http://127.0.0.1:9", option, value])
+    assert ran.exit_code == 2
+    assert option in ran.output
 
 
 async def test_the_command_and_ctrl_c(tmp_path: Path) -> None:

@@ -8,6 +8,24 @@ from typing import Any
 
 import click
 
+_MOST_SCALE = 1e6
+_MOST_TIMEOUT_S = 1e6
+
+
+class _Finite(click.FloatRange):
+    """A positive number: neither nan, which passes every comparison of click's, nor infinity."""
+
+    name = "number"
+
+    def __init__(self, most: float) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
 
 @click.command("drive", short_help="Send a trace's work to a live server.")
 @click.argument("trace", type=click.Path(path_type=Path), metavar="T.trace")
@@ -16,7 +34,7 @@ import click
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N requests.")
 @click.option(
     "--prompt-scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Finite(_MOST_SCALE),
     default=1.0,
     show_default=True,
     metavar="F",
@@ -24,7 +42,7 @@ import click
 )
 @click.option(
     "--output-scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Finite(_MOST_SCALE),
     default=1.0,
     show_default=True,
     metavar="F",
@@ -43,7 +61,7 @@ import click
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Finite(_MOST_TIMEOUT_S),
     default=600.0,
     show_default=True,
     metavar="S",
