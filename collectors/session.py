@@ -344,7 +344,7 @@ class Session:
 
 def finder(pid: int | Literal["auto"], url: str) -> Callable[[], Found]:
     """How the process collector finds the server's process."""
-    return partial(find_listener, url) if pid == "auto" else fixed(pid)
+    return partial(find_listener, url) if pid == "auto" else fixed(pid, url)
 
 
 async def _answers(host: str, port: int) -> bool:

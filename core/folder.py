@@ -10,6 +10,7 @@ call can be tried again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -28,6 +29,8 @@ from hoptrace.schema import Table
 __all__ = ["LOCK", "TraceFolder", "being_written"]
 
 LOCK = "writer.lock"
+RESERVE = "manifest.reserve"
+_RESERVE_BYTES = 64 << 10
 
 
 class TraceFolder:
@@ -82,7 +85,7 @@ class TraceFolder:
                 self._dirty = False
                 obsolete, self._obsolete = self._obsolete, []
             try:
-                replace_manifest(self.path, text)
+                self._replace(text)
             except BaseException:
                 with self.guard:
                     self._dirty = True
@@ -93,6 +96,30 @@ class TraceFolder:
                 with contextlib.suppress(OSError):  # it holds other files
                     path.parent.rmdir()
 
+    def _replace(self, text: str) -> None:
+        try:
+            replace_manifest(self.path, text)
+        except OSError as e:
+            reserve = self.path / RESERVE
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not reserve.exists():
+                raise
+            # What was lost must not go unsaid. No journal may take the room meanwhile: the next manifest needs it.
+            with self._journaling:
+                replace_manifest(self.path, text, into=reserve)
+                self._reserve()
+
+    def _reserve(self) -> None:
+        """Take room for a manifest, as much as there is: on a full disk it is written into this file."""
+        reserve = self.path / RESERVE
+        for size in (_RESERVE_BYTES, _RESERVE_BYTES // 4):
+            try:
+                with reserve.open("wb") as f:
+                    os.posix_fallocate(f.fileno(), 0, size)
+            except OSError:
+                reserve.unlink(missing_ok=True)
+            else:
+                return
+
     # -- journals -----------------------------------------------------------------------------------------------------
 
     def open_journals(self, specs: Iterable[Table]) -> None:
@@ -100,17 +127,22 @@ class TraceFolder:
         for spec in specs:
             self._journals[spec.name] = self._new_journal(spec)
         self.save()
+        if self._journals:
+            self._reserve()
 
     def append(self, spec: Table, batch: pa.RecordBatch) -> None:
         """Write rows to the table's journal. Raises OSError; then none of them is there."""
         with self._journaling:
-            journal = self._journals.get(spec.name)
-            if journal is None:
-                journal = self._journals[spec.name] = self._new_journal(spec)
-                # Should the disk refuse, the journal takes rows all the same; the manifest is written as soon as it can be.
-                with contextlib.suppress(OSError):
-                    self.save()
-            journal.append(batch)
+            new = spec.name not in self._journals
+            if new:
+                self._journals[spec.name] = self._new_journal(spec)
+        if new:
+            # Should the disk refuse, the journal takes rows all the same; the manifest is written as soon as it can be. (Not
+            # under the lock: a save on a full disk takes it.)
+            with contextlib.suppress(OSError):
+                self.save()
+        with self._journaling:
+            self._journals[spec.name].append(batch)
 
     def sync(self) -> None:
         """Push the journals to the disk (power loss)."""
@@ -190,6 +222,7 @@ class TraceFolder:
     def release(self) -> None:
         """Give the folder up for others to write. Idempotent."""
         if self._lock_file is not None:
+            (self.path / RESERVE).unlink(missing_ok=True)
             (self.path / LOCK).unlink(missing_ok=True)
             self._lock_file.close()
             self._lock_file = None

@@ -174,12 +174,16 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, allow_nan=False) + "\n"
 
 
-def replace_manifest(folder: Path, text: str) -> None:
-    """Replace the manifest at one stroke. Raises OSError, with the manifest as it was before."""
-    tmp = folder / (FILE + ".tmp")
+def replace_manifest(folder: Path, text: str, *, into: Path | None = None) -> None:
+    """Replace the manifest at one stroke. Raises OSError, with the manifest as it was before.
+
+    ``into``: an existing file of the folder to write it into, whose room on a full disk it takes; it is gone afterwards.
+    """
+    tmp = into or folder / (FILE + ".tmp")
     try:
-        with tmp.open("w", encoding="ascii") as f:
+        with tmp.open("r+" if into else "w", encoding="ascii") as f:
             f.write(text)
+            f.truncate()
             f.flush()
             os.fsync(f.fileno())
         os.replace(tmp, folder / FILE)

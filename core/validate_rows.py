@@ -122,7 +122,9 @@ def requests_known(trace: Trace) -> Iterator[Finding]:
         wrong = strange.collect().sort("request")
         if wrong.height:
             message = f"{wrong.height:,} rows are about requests that `requests` does not have ({some(wrong, 'request')})."
-            yield Finding("error", "requests_known", message, name, wrong.height)
+            lost = sum(trace.manifest.rows_dropped.values())
+            # Rows that the trace says it lost explain it.
+            yield Finding("warning" if lost else "error", "requests_known", message, name, wrong.height)
 
 
 @check("tokens")

@@ -76,7 +76,7 @@ def test_the_end_is_told_in_words(url: str, tmp_path: Path) -> None:
     assert run(url, "-q", "--duration", "100ms", "-o", str(tmp_path / "q.trace")).stderr == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_closes_the_trace(url: str, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "t.trace"
     command = [sys.executable, "-m", "hoptrace", "attach", url, "-o", str(out)]
@@ -87,6 +87,30 @@ def test_a_signal_closes_the_trace(url: str, tmp_path: Path, number: signal.Sign
         running.send_signal(number)
         assert running.wait(30) == 0
     assert hoptrace.open(out).manifest.closed
+
+
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    code = TOY.format(tests=str(Path(__file__).parent)).replace('token("a", "length")', 'token("a"), "hang"')
+    out = tmp_path / "t.trace"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as toy:
+        assert toy.stdout is not None
+        url = toy.stdout.readline().strip()
+        port = free_port()
+        command = [sys.executable, "-m", "hoptrace", "attach", url, "--proxy", f":{port}", "-o", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            assert running.stderr.readline().startswith("Recording")
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+                assert b"200 OK" in client.recv(1 << 16)
+                running.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+                running.send_signal(signal.SIGINT)
+                assert running.wait(30) == 130
+            told = running.stderr.read()
+        toy.kill()
+    assert "Traceback" not in told and "Unclosed" not in told and "it reads all the same" in told
+    assert not hoptrace.open(out).manifest.closed
 
 
 def test_a_kill_leaves_a_trace_that_reads(url: str, tmp_path: Path) -> None:
@@ -100,6 +124,12 @@ def test_a_kill_leaves_a_trace_that_reads(url: str, tmp_path: Path) -> None:
     trace = hoptrace.open(out)
     assert not trace.manifest.closed
     assert trace.rows("counters") > 0 and trace.rows("coverage") > 0
+
+
+def test_a_process_that_does_not_hold_the_port(url: str, tmp_path: Path) -> None:
+    done = run(url, "--pid", str(os.getpid()), "--duration", "200ms", "-o", str(tmp_path / "t.trace"))
+    assert done.returncode == 0
+    assert f"process: process {os.getpid()} does not hold the server's port" in done.stderr
 
 
 def test_explain(url: str) -> None:
@@ -121,6 +151,7 @@ def test_explain(url: str) -> None:
         (["URL", "--proxy", "nine", "-o", "OUT"], 2, "is not [HOST]:PORT"),
         (["URL", "--every", "fast", "-o", "OUT"], 2, "is not a duration"),
         (["URL", "--pid", "me", "-o", "OUT"], 2, "is not auto, none or the number of a process"),
+        (["URL", "--pid", "99999999", "-o", "OUT"], 2, "There is no process 99999999."),
         (["URL", "--key-env", "NO_SUCH_VAR", "-o", "OUT"], 2, "is not set"),
         (["URL", "--group", "a/b", "-o", "OUT"], 2, "can't be a group's name"),
     ],

@@ -244,6 +244,22 @@ def test_disk_that_stays_full_leaves_a_readable_trace(small_disk: Path, monkeypa
     assert [p.kind for ps in trace.manifest.tables.values() for p in ps] == ["parquet", "parquet"]
 
 
+def test_a_full_disk_says_so_in_the_manifest_each_time(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_FLUSH_S", 3600)
+    w = TraceWriter(small_disk / "t.trace", manifest())
+    w.flush()
+    _fill(small_disk, leave=0)
+    for round_ in range(1, 6):
+        w.append("tokens", [token(i) for i in range(20_000)])
+        w.flush()
+        w._folder.save()
+        dropped = hoptrace.open(w.path).manifest.rows_dropped
+        assert dropped == {"disk: No space left on device": w.manifest.rows_dropped["disk: No space left on device"]}
+        assert dropped["disk: No space left on device"] >= (round_ - 1) * 20_000
+    with pytest.raises(EnvironmentProblem, match="No space left"):
+        w.close()
+
+
 def test_import_onto_a_full_disk_raises_at_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_PART_ROWS", 1000)
     random_ = random.Random(1)

@@ -127,7 +127,7 @@ class Proxy:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if request.method == "CONNECT" or not target.startswith(("/", "*")) or "upgrade" in request.headers:
             return _problem(501, "hoptrace's proxy forwards plain HTTP requests only")
-        await _continue(request)
+        _continue(request)
         path = target.split("?", 1)[0].removeprefix(self._prefix)
         exchange = None
         if request.method == "POST" and path in RECORDED_PATHS:
@@ -286,11 +286,11 @@ async def _joined(begin: bytes, rest: aiohttp.StreamReader) -> AsyncIterator[byt
         yield piece
 
 
-async def _continue(request: web.BaseRequest) -> None:
+def _continue(request: web.BaseRequest) -> None:
     """Tell a client that waits for leave to send its body (RFC 9110, section 10.1.1) to go on."""
-    if request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue":
-        if request.transport is not None and not request.content.is_eof():
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    asks = request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue"
+    if asks and request.transport is not None and not request.content.is_eof():
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _break_off(request: web.BaseRequest) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.hardware import procfs
-from hoptrace.collectors.hardware.listener import Found
+from hoptrace.collectors.hardware.listener import Found, find_listener
+from hoptrace.errors import UsageError
 from hoptrace.writer import TraceWriter
 
 __all__ = ["MAX_THREADS", "ProcessCollector"]
@@ -95,8 +96,8 @@ class ProcessCollector:
         try:
             procfs.schedstat(self._folder(found.pid) / "task" / str(found.pid))
         except (OSError, ValueError):
-            return Finding(True, "this kernel offers no schedstat: no run-queue delay")
-        return Finding(True)
+            return Finding(True, found.reason or "this kernel offers no schedstat: no run-queue delay")
+        return Finding(True, found.reason)
 
     def _folder(self, pid: int) -> Path:
         return self._proc / str(pid)
@@ -269,9 +270,19 @@ class ProcessCollector:
         }  # fmt: skip
 
 
-def fixed(pid: int) -> Callable[[], Found]:
-    """``find`` for a number that the user gave."""
-    return lambda: Found(pid) if Path(f"/proc/{pid}").exists() else Found(None, f"there is no process {pid}")
+def fixed(pid: int, url: str | None = None) -> Callable[[], Found]:
+    """``find`` for a number that the user gave, with a remark where another process holds ``url``'s port.
+
+    Raises:
+        UsageError: there is no such process.
+    """
+    if Path("/proc/stat").exists() and not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"There is no process {pid}.", hint="Give the server's number, or --pid auto.")
+    holder = find_listener(url).pid if url is not None else None
+    # An engine may well be another process than the one that listens: a remark, no refusal.
+    other = holder not in (None, pid)
+    remark = f"process {pid} does not hold the server's port, {holder} does: is it the server's?" if other else None
+    return lambda: Found(pid, remark) if Path(f"/proc/{pid}").exists() else Found(None, f"there is no process {pid}")
 
 
 def own_host() -> str:

@@ -146,6 +146,7 @@ def command(
 
 async def _record(session: Session, duration_s: float | None, quiet: bool) -> None:
     import asyncio
+    import os
     import signal
     from contextlib import nullcontext, suppress
 
@@ -157,15 +158,31 @@ async def _record(session: Session, duration_s: float | None, quiet: bool) -> No
     err = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+
+    def asked() -> None:
+        if stop.is_set():
+            # A second time: leave at once, by no way that could hang. What was recorded is on the disk, and reads.
+            with suppress(OSError):
+                os.write(2, b"Left without closing the trace; it reads all the same, and hoptrace compact tidies it.\n")
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            loop.add_signal_handler(number, asked)
     async with session:
         begin(err, session)
         line = StatusLine()
         show = Live(console=err, auto_refresh=False, transient=True) if err.is_terminal and not quiet else None
         with show or nullcontext():
+            warned = False
             while not stop.is_set():
                 status = session.status()
+                if not warned and (why := next((r for r in status.dropped if r.startswith("disk: ")), None)):
+                    warned = True
+                    click.echo(
+                        f"The disk of {session.out} refuses writes ({why[6:]}): rows are lost until it takes them.", err=True
+                    )
                 if show is not None:
                     show.update(line.text(status), refresh=True)
                 left = 1.0 if duration_s is None else duration_s - status.elapsed_s
@@ -173,7 +190,5 @@ async def _record(session: Session, duration_s: float | None, quiet: bool) -> No
                     break
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), min(1.0, left))
-        # From here a second Ctrl-C leaves at once: what was recorded is on the disk, and reads.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        stop.set()  # from here a signal leaves at once
         err.print("Closing the trace …")
