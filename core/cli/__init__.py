@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -87,37 +89,69 @@ def main() -> None:
     if debug:
         # A flag of the whole command: it may stand anywhere on the line.
         sys.argv = [sys.argv[0], "--debug", *(a for a in sys.argv[1:] if a != "--debug")]
+    sys.exit(_flushed(_run(debug)))
+
+
+def _run(debug: bool) -> int:
+    stdout = sys.stdout
     try:
         cli(standalone_mode=False)
     except click.ClickException as e:
         e.show()
-        sys.exit(e.exit_code)
+        return e.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("Stopped.", err=True)
-        sys.exit(130)
+        return 130
     except click.exceptions.Exit as e:
-        sys.exit(e.exit_code)
+        return e.exit_code
+    except SystemExit as e:
+        # click and rich each turn a closed pipe into exit code 1, which here would mean that a gate failed. rich raises it from
+        # the error; click puts a wrapper in place of stdout.
+        if sys.stdout is not stdout or (isinstance(e.__context__, OSError) and e.__context__.errno == errno.EPIPE):
+            return 0
+        raise
     except BrokenPipeError:
         # `hoptrace report … | head`: the reader has gone, which is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 0
     except HoptraceError as e:
         if debug:
             traceback.print_exc()
         click.echo(f"hoptrace: {e}", err=True)
-        sys.exit(e.exit_code)
+        return e.exit_code
     except Exception as e:
         if debug:
             traceback.print_exc()
         click.echo(f"hoptrace: {_in_words(e)}", err=True)
-        sys.exit(4 if isinstance(e, OSError) else 3)
+        return 4 if isinstance(e, OSError) else 3
+    return 0
+
+
+def _flushed(code: int) -> int:
+    """Write out what is still buffered, which the interpreter would do too late for a sentence; gives the exit code."""
+    try:
+        for stream in (sys.stdout, sys.__stdout__):  # click's wrapper and what it wraps
+            if stream is not None:
+                stream.flush()
+        return code
+    except OSError as e:
+        # What cannot be written must not be tried again at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if e.errno == errno.EPIPE or code:
+            return code
+        click.echo(f"hoptrace: {_in_words(e)}", err=True)
+        return 4
 
 
 def _in_words(e: Exception) -> str:
     """One sentence for what no code of ours foresaw: a damaged page in a Parquet file, a full disk, a fault of hoptrace."""
     first = (str(e).strip().splitlines() or [""])[0][:300]
     if isinstance(e, OSError):
-        return f"{e.filename}: {e.strerror}." if e.filename and e.strerror else f"{first}."
+        if e.filename and e.strerror:
+            return f"{e.filename}: {e.strerror}."
+        if e.errno == errno.ENOSPC:
+            return "No space left where the output goes. Make room, or write it elsewhere."
+        return f"{e.strerror or first}."
     if type(e).__module__.split(".")[0] in ("polars", "pyarrow", "duckdb"):
         return f"A file of the trace is damaged ({first}). Run `hoptrace validate` on it, and restore it from a copy."
     what = f"{type(e).__name__}: {first}"
