@@ -132,8 +132,9 @@ def _queue(out: Ints, here: Ints, t0: Ints, t1: Ints, full: Fullness) -> None:
         return
     capacity = full.busy.before(t1[here]) - full.busy.before(t0[here])
     out[_COLUMN["queue_capacity"], here] += capacity
-    rest = (t1 - t0)[here] - capacity
-    out[_COLUMN["queue_room" if full.certain else "queue_unknown"], here] += rest
+    known = full.known.before(t1[here]) - full.known.before(t0[here])
+    out[_COLUMN["queue_room"], here] += known - capacity
+    out[_COLUMN["queue_unknown"], here] += (t1 - t0)[here] - known
 
 
 def _between(out: Ints, here: Ints, t0: Ints, t1: Ints, steps: StepLine) -> None:

@@ -5,58 +5,130 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from hoptrace.analysis.axis import Ints
+from hoptrace.analysis.serverstate import FAR, ServerState
 from hoptrace.analysis.stepline import Busy
 from hoptrace.manifest import Server
 
 __all__ = ["Fullness", "fullness"]
 
-_FAR = np.iinfo(np.int64).max // 4
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Fullness:
-    """``busy``: when the server is known to be full. ``certain``: whether there is room otherwise (slots are known)."""
+    """``busy``: when the server is known to be full. ``known``: when it is known whether it is full (a superset of ``busy``).
+
+    ``certain``: whether there is any time with room known, so whether slots are known at all."""
 
     busy: Busy
+    known: Busy
     certain: bool
 
 
-def fullness(stays: pl.DataFrame, steps: pl.DataFrame, server: Server | None) -> Fullness:
+def fullness(stays: pl.DataFrame, steps: pl.DataFrame, server: Server | None, state: ServerState | None = None) -> Fullness:
     """For one (server, rank).
 
-    ``stays``: enqueued_ns, scheduled_ns, end_ns, prompt_tokens (less what was cached), of all requests, finished or not.
-    ``steps``: start_ns, end_ns, prefill_tokens, decode_tokens, kv_used_tokens, kv_capacity_tokens, ascending.
-    The number of slots is per rank (``max-num-seqs``, ``--parallel``).
+    ``stays``: enqueued_ns, scheduled_ns, end_ns, end_reason, finish_ns, failed, prompt_tokens (less what was cached), of all
+    requests, finished or not. ``steps``: start_ns, end_ns, prefill_tokens, decode_tokens, kv_used_tokens, kv_capacity_tokens,
+    ascending.
+    ``state``: slots over time, absences and counters; without it the manifest's number of slots (``max-num-seqs``,
+    ``--parallel``; per rank) holds always.
     """
+    state = state if state is not None else ServerState.constant(server.max_sequences if server is not None else None)
+    full, known = _slots(stays, state)
     found: list[tuple[Ints, Ints]] = []
-    slots = server.max_sequences if server is not None else None
-    if slots:
-        found.append(_slots(stays, slots))
     if steps.height:
         found += _budget(steps, server.max_batched_tokens if server is not None else None)
         found += _kv(steps, stays, server)
-    start = np.concatenate([s for s, _ in found]) if found else np.zeros(0, dtype=np.int64)
-    end = np.concatenate([e for _, e in found]) if found else np.zeros(0, dtype=np.int64)
+    return Fullness(_union([full, *found]), _union([known, *found]), bool((state.slots > 0).any()))
+
+
+def _union(found: list[tuple[Ints, Ints]]) -> Busy:
+    start, end = (np.concatenate([f[i] for f in found]) for i in (0, 1))
     order = np.lexsort((end, start))
-    return Fullness(Busy.of(start[order], end[order]), bool(slots))
+    return Busy.of(start[order], end[order])
 
 
-def _slots(stays: pl.DataFrame, slots: int) -> tuple[Ints, Ints]:
-    placed = stays.filter(pl.col("scheduled_ns").is_not_null())
-    begin = placed["scheduled_ns"].to_numpy()
-    end = np.maximum(placed["end_ns"].fill_null(_FAR).to_numpy(), begin)
-    time = np.concatenate([begin, end])
-    change = np.concatenate([np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)])
-    order = np.lexsort((change, time))  # a place that is freed and taken at once was never both
-    time, taken = time[order], np.cumsum(change[order])
-    if not len(time):
-        return time, time
-    until = np.append(time[1:], _FAR)
-    full = (taken >= slots) & (until > time)
-    return time[full], until[full]
+def _slots(stays: pl.DataFrame, state: ServerState) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Intervals (full, known to be full or not): by the stamps where they decide, else by the counters, else unknown.
+
+    Stamps decide where those that surely hold a slot fill all, or where all that may hold one do not. Requests that a sample
+    saw deferred speak against room: the server did work that no stamp shows.
+    """
+    sure, maybe = _holders(stays, state)
+    edges = (*sure, *maybe, state.away_start, state.away_end, state.slots_from, np.array([-FAR, FAR]))
+    read = (state.processing, state.deferred)
+    at = np.unique(np.concatenate([*edges, *(x for r in read for x in (r.start, r.end))]))
+
+    def stamps(t: Ints) -> tuple[Bools, Bools]:
+        slots = _slots_at(state, t)
+        taken = _count(sure, t)
+        return (slots > 0) & (taken >= slots), (slots > 0) & (taken + _count(maybe, t) < slots)
+
+    full, room = stamps(at)
+    slots = _slots_at(state, at)
+    _, processing = state.processing.at(at)
+    which, deferred = state.deferred.at(at)
+    d = state.deferred
+    against = (d.value > 0) & stamps(d.time - d.uncertainty)[1] & stamps(d.time + d.uncertainty)[1]
+    if len(against):
+        room &= ~((which >= 0) & against[np.maximum(which, 0)])
+    open_ = ~full & ~room
+    full |= open_ & ((deferred > 0) | ((slots > 0) & (processing >= slots)))
+    room |= open_ & ~full & (processing >= 0) & (processing < slots)
+    there = _count((state.away_start, state.away_end), at) == 0
+    until = np.append(at[1:], at[-1])
+    full, known = full & there, (full | room) & there
+    return (at[full], until[full]), (at[known], until[known])
+
+
+def _holders(stays: pl.DataFrame, state: ServerState) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Intervals in which stays hold a slot for sure, and those in which they may.
+
+    May: a request whose client went before the engine's first work was seen (the engine may compute on, for nobody) – until the
+    server was seen idle or went away; one whose first work or end is not known. One that has not finished holds its slot.
+    """
+    c = pl.col
+    gone = (c("scheduled_ns").is_null() & (c("end_reason") == "cancelled")).fill_null(False)
+    gone = gone | (c("end_ns").is_null() & c("failed"))
+    lost = c("end_ns").is_null() & c("finish_ns").is_not_null()  # it finished, but who knows when it left this server
+    begin = pl.coalesce("scheduled_ns", "enqueued_ns")
+    end = pl.when(gone).then(FAR).otherwise(pl.coalesce("end_ns", pl.when(lost).then("finish_ns"), pl.lit(FAR)))
+    unsure = gone | c("scheduled_ns").is_null() | lost
+    frame = stays.filter(c("end_reason").fill_null("") != "refused").select(
+        begin.alias("begin"),
+        pl.max_horizontal(begin, end).alias("end"),
+        pl.coalesce("end_ns", begin).alias("left"),
+        unsure.alias("unsure"),
+        gone.alias("gone"),
+    )
+    frame = frame.drop_nulls("begin")
+    start, stop = frame["begin"].to_numpy(), frame["end"].to_numpy().copy()
+    idle = state.processing.value == 0
+    if idle.any():
+        seen = np.append((state.processing.time - state.processing.uncertainty)[idle], FAR)
+        i = np.searchsorted(seen[:-1], frame["left"].to_numpy(), side="right")
+        stop = np.where(frame["gone"].to_numpy(), np.minimum(stop, np.maximum(seen[i], start)), stop)
+    if len(state.away_start):
+        ends = np.append(state.away_start, FAR)
+        stop = np.minimum(stop, np.maximum(ends[np.searchsorted(state.away_start, start, side="left")], start))
+    unknown = frame["unsure"].to_numpy()
+    return (start[~unknown], stop[~unknown]), (start[unknown], stop[unknown])
+
+
+def _count(intervals: tuple[Ints, Ints], t: Ints) -> Ints:
+    """How many intervals hold t; a place that is freed and taken at once was never both."""
+    start, end = (np.sort(x) for x in intervals)
+    return (np.searchsorted(start, t, side="right") - np.searchsorted(end, t, side="right")).astype(np.int64)
+
+
+def _slots_at(state: ServerState, t: Ints) -> Ints:
+    found: Ints = state.slots[np.maximum(np.searchsorted(state.slots_from, t, side="right") - 1, 0)]
+    return found
 
 
 def _budget(steps: pl.DataFrame, tokens: int | None) -> list[tuple[Ints, Ints]]:
@@ -71,7 +143,7 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> list
         "kv_capacity_tokens", pl.lit(server.kv_capacity_tokens if server is not None else None, dtype=pl.Int64)
     )
     frame = steps.select("start_ns", "kv_used_tokens", capacity.alias("capacity")).with_columns(
-        pl.col("start_ns").shift(-1, fill_value=_FAR).alias("until_ns")
+        pl.col("start_ns").shift(-1, fill_value=FAR).alias("until_ns")
     )
     frame = frame.drop_nulls(["kv_used_tokens", "capacity"])
     if not frame.height:

@@ -63,8 +63,9 @@ def read_requests(trace: Trace) -> pl.DataFrame:
 def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """One row per stay, in order within each request; a request without a row in `stages` gets one from its own stamps.
 
-    Columns: request, order, sequence, server (may be null), dp_rank, role, enqueued_ns, scheduled_ns, end_ns, prompt_tokens
-    (less what a cache held). What the first stay does not know is taken from the request, then from its first run of steps.
+    Columns: request, order, sequence, server (may be null), dp_rank, role, enqueued_ns, scheduled_ns, end_ns, end_reason,
+    finish_ns and failed (of the request), prompt_tokens (less what a cache held). What the first stay does not know is taken
+    from the request, then from its first run of steps.
     """
     own = pl.col("_stages").is_null()
     first_run = runs.group_by("request").agg(
@@ -77,8 +78,9 @@ def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.D
         .collect()
     )
     base = requests.select(
-        "request", "queued_ns", pl.col("scheduled_ns").alias("_scheduled"), "last_token_ns", "finish_ns", "prompt_tokens"
-    )
+        "request", "queued_ns", pl.col("scheduled_ns").alias("_scheduled"), "last_token_ns", "finish_ns", "prompt_tokens",
+        pl.col("error").is_not_null().alias("failed"),
+    )  # fmt: skip
     frame = base.join(stages, on="request", how="left").join(first_run, on="request", how="left")
     frame = frame.sort("request", "attempt", "stage", "sequence", nulls_last=False).with_columns(
         pl.int_range(pl.len()).over("request").alias("order")
@@ -94,6 +96,9 @@ def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.D
         pl.coalesce("enqueued_ns", pl.when(first).then("queued_ns")).alias("enqueued_ns"),
         pl.coalesce("scheduled_ns", pl.when(first).then("_scheduled"), pl.when(first).then("_run_ns")).alias("scheduled_ns"),
         pl.coalesce("end_ns", pl.when(own).then(pl.coalesce("last_token_ns", "finish_ns"))).alias("end_ns"),
+        "end_reason",
+        "finish_ns",
+        "failed",
         (pl.col("prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
     )
 

@@ -11,6 +11,7 @@ from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.coordination import Coordination, coordination
 from hoptrace.analysis.ledger import Ledger, ledger
 from hoptrace.analysis.parts import CLASSES, part
+from hoptrace.analysis.serverstate import changes
 from hoptrace.analysis.text import bytes_text, count_text, counted, percent
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
@@ -197,6 +198,7 @@ def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
             out.append(f"Collector {c.name} was not available: {c.reason or 'no reason given'}.")
     if m.replay is not None:
         out += m.replay.warnings
+    out += changes(trace)
     if a.failed:
         out.append(f"{counted(a.failed, 'request')} failed: counted, but in no figure of latency.")
     if a.unfinished and a.finished + a.failed:  # else the headline says that it is a workload

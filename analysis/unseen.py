@@ -60,6 +60,8 @@ def seen_parts(
         .join(in_steps, on="request", how="left", maintain_order="left")
         .with_columns(pl.col("enqueued", "scheduled", "certain", "steps").fill_null(False))
     )
+    # Queueing that is not told apart may be of either kind: no 0 beside it.
+    facts = facts.with_columns((parts["queue_unknown_ns"].fill_null(0) == 0).alias("split"))
     c = pl.col
     queue = c("scheduled") & (c("enqueued") | c("received") | c("sent") | c("intended"))
     has_transfer, preempts, repeats = _transfers(trace), _preempts(found, gaps), _repeats(trace, found, gaps)
@@ -67,8 +69,8 @@ def seen_parts(
         "client": c("intended") & c("sent"),
         "network_in": c("received") & (c("sent") | c("intended")),
         "proxy": c("received") & c("enqueued"),
-        "queue_room": queue & c("certain"),
-        "queue_capacity": queue & c("certain"),
+        "queue_room": queue & c("certain") & c("split"),
+        "queue_capacity": queue & c("certain") & c("split"),
         "queue_unknown": queue,
         "host_gap": c("steps") & gaps,
         "prefill": c("steps") | (c("scheduled") & c("first")),
@@ -139,6 +141,11 @@ def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, gap
     say(
         f["scheduled"] & ~f["certain"],
         "their server's number of slots is unknown, so queueing for room and for capacity cannot be told apart.",
+    )
+    say(
+        f["scheduled"] & f["certain"] & ~f["split"],
+        "for part of their queueing nobody knows whether their server was full (it was away, or may have worked for clients "
+        "that had gone), so it is not told apart.",
     )
     say(
         ~f["steps"] & (f["worked"] | f["first"]),
