@@ -21,13 +21,16 @@ from types import TracebackType
 
 from hoptrace.errors import EnvironmentProblem
 
-__all__ = ["CONTEXT_TOKENS", "DemoServer", "default_threads", "free_port"]
+__all__ = ["CONTEXT_TOKENS", "HOST_CACHE_MIB", "DemoServer", "default_threads", "free_port"]
 
 CONTEXT_TOKENS = 2048
 """Longest context of one slot."""
 
 BATCH_TOKENS = 2048
 """Tokens of one iteration at most (llama.cpp's own default)."""
+
+HOST_CACHE_MIB = 0
+"""The cache in host memory is off: it would serve prompts across slots, unseen from outside."""
 
 
 def free_port() -> int:
@@ -128,8 +131,7 @@ def _serve(model: Path, port: int, slots: int, threads: int) -> None:
     p.endpoint_metrics = p.endpoint_slots = p.endpoint_props = True
     # Fitting parameters to free memory would make two runs differ.
     p.fit_params = False
-    # The cache in host memory would serve prompts across slots, unseen from outside.
-    p.cache_ram_mib = 0
+    p.cache_ram_mib = HOST_CACHE_MIB
     p.cpuparams.n_threads = p.cpuparams_batch.n_threads = threads
     server = xllamacpp.Server(p)
     print(f"listening on {server.listening_address}", flush=True)

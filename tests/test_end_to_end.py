@@ -114,6 +114,9 @@ def test_demo(model: Path, tmp_path: Path) -> None:
     for path in done["traces"].values():
         assert hoptrace.open(path).rows("requests") == 12
     assert hoptrace.open(done["traces"]["one-slot"]).manifest.servers[0].max_sequences == 1
+    for name in ("four-slots", "one-slot"):
+        assert hoptrace.open(done["traces"][name]).manifest.servers[0].config["cache_ram_mib"] == 0
+    assert not [w for w in done["warnings"] if "--cache-ram" in w]
     figures = {(d["metric"], d["statistic"]): d for d in done["one_slot"]["figures"]}
     for metric in ("ttft", "itl", "tpot", "e2e", "queue"):
         for statistic in ("mean", "p50", "p95", "p99"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ import hoptrace
 from hoptrace.cli.demo_plan import SLICE, measure, write_workload
 from hoptrace.cli.demo_view import drift, print_comparison, quiet_enough
 from hoptrace.demo_model import fetch_model
-from hoptrace.demo_server import DemoServer
+from hoptrace.demo_server import HOST_CACHE_MIB, DemoServer
 from hoptrace.errors import EnvironmentProblem
+from hoptrace.manifest import read_manifest, write_manifest
 from hoptrace.reader import Trace
 
 if TYPE_CHECKING:
@@ -136,6 +138,10 @@ def _capture(server: DemoServer, workload: Path, out: Path, progress: Progress, 
     task = progress.add_task(title, total=work.rows("requests"))
     with attached(server.url, out, proxy=("127.0.0.1", 0), pid=server.pid) as session:
         result = asyncio.run(drive(work, session.proxy_url, progress=lambda done: progress.update(task, completed=done)))
+    # The server does not tell the size of its host prompt cache; who started it knows.
+    manifest = read_manifest(out)
+    manifest.servers[0].config["cache_ram_mib"] = HOST_CACHE_MIB
+    write_manifest(out, manifest)
     if result.failed:
         raise EnvironmentProblem(
             f"{result.failed} of {result.sent} requests failed (the first: {result.errors[0]}).",
@@ -180,7 +186,8 @@ def _show(o: Options, err: Console, r: Results) -> None:
     for trace in r.traces.values():
         out.print(f"  {trace.path}", soft_wrap=True)
     four = r.traces["four-slots"].path
-    out.print(f"Next: hoptrace replay {four} --set batching.max_sequences=2 -o two-slots.trace", soft_wrap=True)
+    next_one = f"Next: hoptrace replay {shlex.quote(str(four))} --set batching.max_sequences=2 -o two-slots.trace"
+    out.print(next_one, soft_wrap=True, markup=False)
     if o.app:
         shown = ("four-slots", "one-slot-predicted", "one-slot", "four-slots-replayed", "workload")
         _dashboard([r.traces[n].path for n in shown], o.browser, err)

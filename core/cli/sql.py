@@ -111,7 +111,7 @@ def _print_table(frame: pl.DataFrame, quiet: bool) -> None:
     console.print(table)
     left = frame.height - _MOST_ROWS
     if left > 0 and not quiet:
-        click.echo(f"… {left:,} more rows; --csv or --json prints all.", err=True)
+        click.echo(f"… {left:,} more row{'' if left == 1 else 's'}; --csv or --json prints all.", err=True)
 
 
 def _cell(value: object) -> str:
