@@ -54,12 +54,14 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "queue_capacity", "capacity", "queue, server full",
-        "In the engine's queue while all slots were taken, or the KV places or the step's token budget were used up.",
-        "stages.enqueued_ns, scheduled_ns, end_ns; servers.max_sequences",
+        "In the engine's queue while all slots were taken, or the KV places or the step's token budget were used up, or "
+        "requests were seen deferred.",
+        "stages.enqueued_ns, scheduled_ns, end_ns; servers.max_sequences, events; counters",
     ),
     Part(
         "queue_unknown", "unexplained", "queue, cause unknown",
-        "In the engine's queue on a server whose number of slots is unknown: room or capacity cannot be told.",
+        "In the engine's queue while nobody knows whether the server was full: its slots are unknown, it was away, or it may have "
+        "worked for clients that had gone and no counter was sampled.",
         "stages.enqueued_ns, scheduled_ns",
     ),
     Part(
