@@ -60,8 +60,8 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "queue_unknown", "unexplained", "queue, cause unknown",
-        "In the engine's queue while nobody knows whether the server was full: its slots are unknown, it was away, or it may have "
-        "worked for clients that had gone and no counter was sampled.",
+        "In the engine's queue while nobody knows whether the server was full: its slots are unknown, it was away, or it may "
+        "have worked for clients that had gone and no counter was sampled.",
         "stages.enqueued_ns, scheduled_ns",
     ),
     Part(
