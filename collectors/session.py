@@ -317,17 +317,7 @@ class Session:
             )
             for i in manifest.collectors
         ]
-        s = self._status.requests
-        if s.counts_differ:
-            manifest.notes.append(
-                f"{s.counts_differ} of {s.started} streams: the tokens counted chunk by chunk are not the server's total, "
-                "since some chunks hold several; per-token gaps of these are not known."
-            )
-        if s.counts_untold:
-            manifest.notes.append(
-                f"{s.counts_untold} of {s.started} requests: the server told no total, a chunk is taken as one token "
-                "(ask for it with stream_options.include_usage)."
-            )
+        manifest.notes += self._status.requests.notes()
 
     async def __aenter__(self) -> Session:
         await self.start()

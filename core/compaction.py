@@ -53,7 +53,10 @@ def compact(path: Path | str) -> Compaction:
         made = [p for parts in manifest.tables.values() for p in parts if p.file.removesuffix(".parquet") in stems]
         return Compaction(len(made), sum(p.rows or 0 for p in made), removed)
     except OSError as e:
-        raise EnvironmentProblem(f"{path} cannot be written: {e.strerror}.", hint="Free some space and run it again.") from None
+        raise EnvironmentProblem(
+            f"{path} cannot be written: {e.strerror}.",
+            hint="Free some space and run it again, or copy the trace elsewhere and compact the copy: it is whole as it is.",
+        ) from None
     finally:
         folder.release()
 

@@ -154,8 +154,10 @@ def read_manifest(folder: Path) -> Manifest:
         data = json.loads(raw)
         version = str(data["schema_version"])
         major = int(version.split(".")[0])
-    except (ValueError, KeyError, TypeError) as e:
-        raise InputError(f"{path} is damaged ({type(e).__name__}: {e}).", hint=_RESTORE) from None
+    except ValueError as e:
+        raise InputError(f"{path} is damaged ({e}).", hint=_RESTORE) from None
+    except (KeyError, TypeError):
+        raise InputError(f"{path} is damaged: it names no schema_version.", hint=_RESTORE) from None
     if major > MAJOR:
         raise InputError(
             f"{folder} has schema {version}, newer than this hoptrace reads ({VERSION}).",

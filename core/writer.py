@@ -10,6 +10,7 @@ in the manifest, and :meth:`TraceWriter.close` raises one clear error. What come
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -325,7 +326,7 @@ class TraceWriter:
         lost = sum(self.manifest.rows_dropped.values())
         hint = "What was written is kept and readable."
         if not self._closed:
-            hint += f" Free some space, then run: hoptrace compact {self.path}"
+            hint += f" Free some space (or copy it elsewhere), then run: hoptrace compact {shlex.quote(str(self.path))}"
         raise EnvironmentProblem(
             f"The disk of {self.path} refused writes ({problem.strerror}): {lost} rows were dropped.", hint=hint
         ) from None

@@ -577,3 +577,41 @@ async def test_what_the_end_of_the_capture_cuts_is_not_the_clients_doing(tmp_pat
             await asking
         (request,) = run.rows("requests")
     assert request["error"] == "the capture ended"
+
+
+def _two(total: str = "") -> list[bytes]:
+    pieces = [(0, "a", None), (1, "b", None), (0, "c", "length"), (1, "d", "length")]
+    chunks = [{"id": "c1", "choices": [{"index": i, "text": t, "finish_reason": r}]} for i, t, r in pieces]
+    return [event(json.dumps(c)) for c in chunks] + ([event(total)] if total else []) + [DONE]
+
+
+@pytest.mark.parametrize(("told", "output", "prompt"), [(2, 4, None), (4, 4, 3)])
+async def test_a_total_of_one_sequence_among_several(tmp_path: Path, told: int, output: int, prompt: int | None) -> None:
+    usage = f'{{"choices":[],"usage":{{"prompt_tokens":3,"completion_tokens":{told}}},"timings":{{"prompt_ms":1}}}}'
+    async with serve(Toy(_two(usage))) as toy, running(toy, tmp_path) as run:
+        await post(run.url, ASK | {"prompt": ["x", "y"]})
+        await run.settled()
+        (request,) = run.rows("requests")
+    assert (request["output_tokens"], request["prompt_tokens"], request["scheduled_ns"]) == (output, prompt, None)
+    assert run.recorder.stats.totals_of_one == (output != told)
+
+
+async def test_a_total_of_one_sequence_without_a_stream(tmp_path: Path) -> None:
+    choices = [{"index": i, "text": "ab", "finish_reason": "length"} for i in (0, 1)]
+    answer = {"choices": choices, "usage": {"completion_tokens": 2}, "timings": {"predicted_n": 2}}
+    toy = Toy([json.dumps(answer).encode()], headers={"Content-Type": "application/json"})
+    async with serve(toy) as toy, running(toy, tmp_path) as run:
+        await post(run.url, {"prompt": "x", "n": 2})
+        await run.settled()
+        (request,) = run.rows("requests")
+    assert request["output_tokens"] is None and request["error"] is None
+
+
+async def test_when_a_server_stopped_for_a_client_that_left_is_unknown_without_a_stream(tmp_path: Path) -> None:
+    async with serve(Toy(["hang"], headers={"Content-Type": "application/json"})) as toy, running(toy, tmp_path) as run:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(post(run.url, {"prompt": "x"}), 0.3)
+        await run.settled()
+        (stage,), (request,) = run.rows("stages"), run.rows("requests")
+    assert stage["end_reason"] == "cancelled" and stage["end_ns"] is None
+    assert request["finish_ns"] is not None

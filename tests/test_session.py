@@ -197,3 +197,10 @@ def test_a_real_server(model: Path, tmp_path: Path) -> None:
     assert (t.layers, t.heads, t.kv_heads, t.head_size, t.hidden_size) == (30, 9, 3, 64, 576)
     assert (t.parameters, t.weight_bytes, t.kv_dtype) == (134_515_008, 96_576_768, "f16")
     assert rows(out, "steps"), "steps are reconstructed and stored at the end"
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"data":"nope"}', b'{"data":[1]}', b"[]"])
+async def test_a_server_that_answers_anything_is_not_taken(tmp_path: Path, body: bytes) -> None:
+    async with serve(Toy(get=lambda _: web.Response(body=body, content_type="application/json"))) as server:
+        with pytest.raises(EnvironmentProblem, match="not an OpenAI-compatible server"):
+            await Session(server.url, tmp_path / "t.trace").start()

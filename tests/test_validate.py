@@ -167,6 +167,16 @@ def test_pipeline_ranks_may_overlap(tmp_path: Path) -> None:
     assert findings(write(tmp_path / "t.trace", tables)) == []
 
 
+def test_rows_that_the_trace_says_it_lost_are_no_error(tmp_path: Path) -> None:
+    tables = whole()
+    _drop("requests", 1)(tables)
+    path = write(tmp_path / "t.trace", tables)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["rows_dropped"] = {"disk: No space left on device": 1}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert {f.level for f in findings(path) if f.check == "requests_known"} == {"warning"}
+
+
 # -- files and manifest -----------------------------------------------------------------------------------------------
 
 
@@ -276,7 +286,7 @@ def test_command_passes_warnings_and_fails_errors(tmp_path: Path) -> None:
     good = write(tmp_path / "good.trace", tables)
     done = CliRunner().invoke(command, [str(good)], standalone_mode=False)
     assert done.exit_code == 0
-    assert "no errors, 1 warnings" in done.stdout
+    assert "no errors, 1 warning" in done.stdout
     tables["moves"][0]["bytes"] = -1
     bad = write(tmp_path / "bad.trace", tables)
     done = CliRunner().invoke(command, [str(bad)], standalone_mode=False)

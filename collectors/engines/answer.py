@@ -100,6 +100,11 @@ class Answer:
         return tokens
 
     @property
+    def streams(self) -> bool:
+        """Whether a stream of events has begun."""
+        return self._parser is not None
+
+    @property
     def ended_ns(self) -> int | None:
         """When the last sequence told that it ended; null if none did."""
         return max((s.ended_ns for s in self.sequences.values() if s.ended_ns is not None), default=None)
@@ -211,8 +216,23 @@ class Answer:
         return True
 
     @property
+    def total_of_one(self) -> bool:
+        """Whether the server's total can't be that of all sequences (llama.cpp tells that of one)."""
+        told = self.told_tokens
+        if told is None or len(self.sequences) < 2:
+            return False
+        if self._parser is not None:
+            return told < sum(s.index for s in self.sequences.values())
+        return self.timings is not None and self.timings.predicted_tokens == told
+
+    @property
     def output_tokens(self) -> int | None:
-        """The server's total; else the sum of counts that are known one by one; else null."""
+        """The server's total; else the sum of counts that are known one by one; else null.
+
+        Where the total is that of one sequence among several: the tokens that were seen, null if none was (no stream).
+        """
+        if self.total_of_one:
+            return sum(s.index for s in self.sequences.values()) if self._parser is not None else None
         if self.told_tokens is not None or self.assumed or not self.sequences:
             return self.told_tokens
         return sum(s.index for s in self.sequences.values())
@@ -240,7 +260,7 @@ class Answer:
         ``not_before_ns``, when the request was handed over, by more than 1 ms.
         """
         t = self.timings
-        if t is None or t.prompt_ms is None:
+        if t is None or t.prompt_ms is None or len(self.sequences) > 1:  # the durations are those of one sequence
             return None
         first = [] if self.first_token_ns is None else [self.first_token_ns]
         if self.ended_ns is not None and t.predicted_ms is not None:

@@ -36,7 +36,7 @@ async def identify(api: Api, *, loading_s: float = _LOADING_S) -> Server:
         raise EnvironmentProblem(f"{api.url} is still loading (HTTP 503).", hint="Run hoptrace again when the server is ready.")
     listed = models.json()
     first = _first_model(listed)
-    if not (models.ok and isinstance(listed, Mapping)) and models.status not in (401, 403):
+    if not (models.ok and _lists_models(listed)) and models.status not in (401, 403):
         # Routes that only take POST answer 405 (or 400) to a GET; a server that has no such route answers 404.
         chat = await api.get("/v1/chat/completions")
         if chat.status not in (400, 401, 403, 405, 415, 422):
@@ -62,6 +62,12 @@ async def identify(api: Api, *, loading_s: float = _LOADING_S) -> Server:
     )
 
 
+def _lists_models(listed: object) -> bool:
+    """OpenAI's form: ``data`` is a list of objects with an ``id``."""
+    data = listed.get("data") if isinstance(listed, Mapping) else None
+    return isinstance(data, list) and all(isinstance(m, Mapping) and isinstance(m.get("id"), str) for m in data)
+
+
 def _first_model(listed: object) -> Mapping[str, Any]:
     data = listed.get("data") if isinstance(listed, Mapping) else None
     first = data[0] if isinstance(data, list) and data else None
@@ -77,4 +83,7 @@ def _no_answer(url: str, reply: Reply) -> EnvironmentProblem:
         return EnvironmentProblem(f"{url} takes the connection but does not answer.", hint="Is it stuck, or another service?")
     if reply.problem == "not HTTP":
         return EnvironmentProblem(f"What listens at {url} does not speak HTTP.", hint="Check the port, and http or https.")
-    return EnvironmentProblem(f"{url} can't be reached: {reply.problem}.", hint="Check host, port and network.")
+    hint = "Check host, port and network."
+    if url.startswith("https:"):
+        hint += f" If the server speaks plain HTTP, write http{url.removeprefix('https')}."
+    return EnvironmentProblem(f"{url} can't be reached: {reply.problem}.", hint=hint)

@@ -34,7 +34,8 @@ P = ParamSpec("P")
 
 @dataclass(slots=True)
 class Stats:
-    """Live figures for a status line. ``counts_differ``: not the server's total; ``counts_untold``: no total told."""
+    """Live figures for a status line. ``counts_differ``: not the server's total; ``counts_untold``: no total told;
+    ``totals_of_one``: the total is that of one sequence among several."""
 
     started: int = 0
     finished: int = 0
@@ -45,11 +46,24 @@ class Stats:
     faults: int = 0
     counts_differ: int = 0
     counts_untold: int = 0
+    totals_of_one: int = 0
     last_fault: str | None = None
 
     @property
     def in_flight(self) -> int:
         return self.started - self.finished - self.failed - self.cancelled
+
+    def notes(self) -> list[str]:
+        """What whoever uses the counts must know, for the manifest."""
+        notes = {
+            "streams: the tokens counted chunk by chunk are not the server's total, since some chunks hold several; "
+            "per-token gaps of these are not known.": self.counts_differ,
+            "requests asked for several sequences and the server's total is that of one: output_tokens is what was seen of "
+            "them, or unknown where nothing was streamed.": self.totals_of_one,
+            "requests: the server told no total, a chunk is taken as one token (ask for it with "
+            "stream_options.include_usage).": self.counts_untold,
+        }
+        return [f"{n} of {self.started} {text}" for text, n in notes.items() if n]
 
 
 class Recorder:
@@ -262,7 +276,8 @@ class Exchange:
             return
         self.recorder.stats.tokens += self._answer.end(now_ns)
         stats = self.recorder.stats
-        if not self._answer.settle():
+        stats.totals_of_one += self._answer.total_of_one
+        if not self._answer.total_of_one and not self._answer.settle():
             stats.counts_differ += 1
         if self._answer.assumed and self._answer.told_tokens is None:
             stats.counts_untold += 1
@@ -308,12 +323,13 @@ class Exchange:
         self._row.setdefault("request_id", answer.id)
         if answer.model is not None:
             self._row.setdefault("model", _model_name(answer.model))
-        if answer.prompt_tokens is not None:
+        if answer.prompt_tokens is not None and not answer.total_of_one:
             self._row["prompt_tokens"] = answer.prompt_tokens
-        self._stage |= {
-            "engine_request_id": answer.id, "cached_tokens": answer.cached_tokens,
-            "end_ns": now_ns if answer.ended_ns is None or reason != "done" else answer.ended_ns,
-        }  # fmt: skip
+        end_ns: int | None = now_ns if answer.ended_ns is None or reason != "done" else answer.ended_ns
+        if reason == "cancelled" and not answer.streams:
+            # llama.cpp notices that nobody reads only when it writes: how long it goes on computing is not known.
+            end_ns = None
+        self._stage |= {"engine_request_id": answer.id, "cached_tokens": answer.cached_tokens, "end_ns": end_ns}
         self._stage.setdefault("end_reason", reason)
         times = answer.engine_times(self._enqueued_ns) if self._enqueued_ns is not None else None
         if times is not None:

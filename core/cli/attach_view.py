@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from typing import Any
 
@@ -62,6 +63,8 @@ def _unseen(session: Session, status: Status) -> list[str]:
         out.append(f"{r.counts_differ} streams: some chunks held several tokens, how many is not known")
     if r.counts_untold:
         out.append(f"{r.counts_untold} requests: the server told no total (clients: stream_options.include_usage)")
+    if r.totals_of_one:
+        out.append(f"{r.totals_of_one} requests for several sequences: the server's total is that of one, tokens seen are taken")
     out += [f"dropped {n}: {reason}" for reason, n in sorted(status.dropped.items())]
     if session.steps_note:
         out.append(session.steps_note)
@@ -93,6 +96,7 @@ def end(session: Session) -> str:
     """What was recorded, what was not, and what to do next."""
     status = session.status()
     r = status.requests
+    out = shlex.quote(str(session.out))
     lines = [f"{session.out}: {status.elapsed_s:.1f} s of {(session.server and session.server.engine) or 'a server'}"]
     if session.findings["proxy"].available:
         ended = f"{r.finished} finished, {r.failed} failed, {r.cancelled} cancelled"
@@ -103,14 +107,14 @@ def end(session: Session) -> str:
     if r.finished:
         lines += [
             "Next:",
-            f"  hoptrace report {session.out}",
-            f"  hoptrace replay {session.out} --policy one-slot -o what-if.trace",
+            f"  hoptrace report {out}",
+            f"  hoptrace replay {out} --policy one-slot -o what-if.trace",
         ]
-        lines.append(f"  hoptrace app {session.out}")
+        lines.append(f"  hoptrace app {out}")
     elif session.findings["proxy"].available:
         lines += ["Next:", f"  hoptrace attach {session.url} --proxy :9000 -o again.trace", "  and send requests to the proxy"]
     else:
-        lines += ["Next:", f'  hoptrace sql {session.out} "SELECT name, count(*) FROM counters GROUP BY name"']
+        lines += ["Next:", f'  hoptrace sql {out} "SELECT name, count(*) FROM counters GROUP BY name"']
         lines.append(f"  hoptrace attach {session.url} --proxy :9000 -o with-requests.trace")
     return "\n".join(lines)
 

@@ -59,6 +59,10 @@ def command(trace: Path, as_json: bool, quiet: bool) -> None:
         place = f"{f.table}: " if f.table else ""
         click.echo(f"{f.level}: {place}{f.message} [{f.check}]")
     if errors:
-        raise GateFailed(f"{trace} has {len(errors)} errors.")
+        raise GateFailed(f"{trace} has {_n(len(errors), 'error')}.")
     if not quiet:
-        click.echo(f"{trace}: no errors, {len(findings)} warnings.")
+        click.echo(f"{trace}: no errors, {_n(len(findings), 'warning')}.")
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
