@@ -70,10 +70,14 @@ def choose_cost(text: str, steps: Any, server: Server | None, platform: str | No
         )
     if name == "fitted" and not rest:
         if steps is None or not steps.height:
-            raise InputError(
-                "The trace has no steps to fit a step cost to.",
-                hint="Use --cost roofline --platform NAME, or --cost fixed:PREFILL_MS,DECODE_MS.",
+            # What the trace cannot do either is no remedy.
+            sized = server is not None and server.parameters is not None and server.weight_bytes is not None
+            hint = "Use --cost fixed:PREFILL_MS,DECODE_MS" + (
+                ", or --cost roofline --platform NAME."
+                if sized
+                else "; --cost roofline --platform NAME needs the model's sizes, which the trace's manifest lacks."
             )
+            raise InputError("The trace has no steps to fit a step cost to.", hint=hint)
         return fit(steps), {"kind": "fitted"}
     if name == "roofline" and not rest:
         if platform is None:

@@ -242,7 +242,11 @@ def _warnings(
         found += basis(trace, seen)
     if served.refused.height:
         reasons = served.refused["error"].to_list()
-        found.append(f"{len(reasons)} requests are refused; the first: {reasons[0]}.")
+        found.append(
+            f"1 request is refused: {reasons[0]}."
+            if len(reasons) == 1
+            else f"{len(reasons)} requests are refused; the first: {reasons[0]}."
+        )
     if policy.cache is not None:
         if not len(work.block_id):
             found.append("The trace has no prefix blocks: the prefix cache finds nothing.")

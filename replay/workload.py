@@ -119,7 +119,8 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
         notes.append(f"{n} of {requests.height} requests are left out of the replay: {why}.")
     blocks, unusable = _blocks(frame)
     if unusable:
-        notes.append(f"The prefix blocks of {unusable} requests are not used: their size in tokens is unknown.")
+        whose = f"{unusable} request{'' if unusable == 1 else 's'}"
+        notes.append(f"The prefix blocks of {whose} are not used: their size in tokens is unknown.")
     ptr = np.zeros(frame.height + 1, dtype=np.int64)
     np.cumsum(np.bincount(blocks["row"].to_numpy(), minlength=frame.height), out=ptr[1:])
     distinct = 0 if not blocks.height else int(blocks["id"].max()) + 1  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def test_equal_hashes_of_unequal_spaces_are_not_equal() -> None:
 def test_blocks_of_unknown_size_are_not_used() -> None:
     w = from_frame(frame({"prefix_blocks": [7], "block_size": 64, "block_unit": "characters"}))
     assert w.block_id.tolist() == []
-    assert w.notes == ("The prefix blocks of 1 requests are not used: their size in tokens is unknown.",)
+    assert w.notes == ("The prefix blocks of 1 request are not used: their size in tokens is unknown.",)
 
 
 def test_the_rate_moves_arrivals_towards_the_first() -> None:

@@ -57,7 +57,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"trace": str(out), "requests": rows, "dropped": manifest.rows_dropped, "notes": manifest.notes}))
     elif not quiet:
-        click.echo(f"{out}: {rows} requests")
+        click.echo(f"{out}: {rows} request{'' if rows == 1 else 's'}")
         for reason, lost in manifest.rows_dropped.items():
             click.echo(f"  dropped {lost}: {reason}")
         for note in manifest.notes:
