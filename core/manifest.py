@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,11 +154,13 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = json.loads(raw)
         version = str(data["schema_version"])
+        if not re.fullmatch(r"\d{1,9}(\.\d{1,9}){1,2}", version):
+            raise KeyError
         major = int(version.split(".")[0])
     except ValueError as e:
         raise InputError(f"{path} is damaged ({e}).", hint=_RESTORE) from None
     except (KeyError, TypeError):
-        raise InputError(f"{path} is damaged: it names no schema_version.", hint=_RESTORE) from None
+        raise InputError(f"{path} is damaged: it names no schema version.", hint=_RESTORE) from None
     if major > MAJOR:
         raise InputError(
             f"{folder} has schema {version}, newer than this hoptrace reads ({VERSION}).",

@@ -145,6 +145,7 @@ def test_explain(url: str) -> None:
         (["http://127.0.0.1:1", "-o", "OUT"], 4, "Nothing listens at http://127.0.0.1:1. Start the server"),
         (["http://no.invalid:80", "-o", "OUT"], 4, "is not known"),
         (["ftp://x", "-o", "OUT"], 2, "is not the URL of a server"),
+        (["notaurl", "-o", "OUT"], 2, "is not the URL of a server"),
         (["URL"], 2, "Where shall the trace go?"),
         (["URL", "-o", "HERE"], 2, "is already there"),
         (["URL", "--proxy", "URLPORT", "-o", "OUT"], 4, "Address already in use"),

@@ -25,7 +25,9 @@ def base_url(url: str) -> str:
     text = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        # A bare word is a mistake rather than a host: those have a port, a dot or a scheme.
+        named = "://" in url or parts.port is not None or "." in (parts.hostname or "") or parts.hostname == "localhost"
+        usable = named and parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = None
     if not usable:
