@@ -102,6 +102,7 @@ class Session:
         self._ended: float | None = None
         self._proxy: Proxy | None = None
         self.server: Server | None = None
+        self._known: Server | None = None
         self.findings: dict[str, Finding] = {}
         self.steps_note: str | None = None
 
@@ -270,15 +271,14 @@ class Session:
                 c.restarted()
         self._renewed.clear()
         self._event("restart", "the server answers again")
-        assert self.server is not None
-        changed = [
-            name
-            for name in Server.model_fields
-            if name not in ("pid", "host") and getattr(server, name) != getattr(self.server, name)
-        ]
+        # Against what it was before this restart, not at the start: 4 slots, then 2, then 4 again are two changes.
+        before = self._known or self.server
+        assert before is not None
+        changed = [n for n in Server.model_fields if n not in ("pid", "host") and getattr(server, n) != getattr(before, n)]
         if changed:
-            told = "; ".join(f"{name}: {getattr(self.server, name)} -> {getattr(server, name)}" for name in changed)
+            told = "; ".join(f"{name}: {getattr(before, name)} -> {getattr(server, name)}" for name in changed)
             self._event("configuration change", told[:500])
+        self._known = server
         return True
 
     def _event(self, kind: str, detail: str) -> None:
