@@ -116,25 +116,32 @@ def _charts(page: Any, least: int) -> None:
     assert all(w > 200 and h > 40 for w, h in sizes), sizes
 
 
+def _sees(page: Any, *texts: str) -> None:
+    """Each text comes up on the page: Streamlit fetches the code of some elements only when it first shows one."""
+    for text in texts:
+        page.wait_for_function(
+            "t => document.querySelector('[data-testid=stMain]').innerText.includes(t)", arg=text, timeout=30_000
+        )
+
+
 def test_overview(page: Any, url: str) -> None:
     _load(page, url)
     _charts(page, 2)
-    body = page.inner_text("[data-testid=stMain]")
-    for wanted in (
+    _sees(
+        page,
         "Coordination share",
         "Where the time goes",
         "12 of 12",
         "Recorded: measured on a live server",
         "<img src=x onerror",
-    ):
-        assert wanted in body
+    )
     assert page.locator("nav a, [data-testid=stSidebarNavLink]").count() >= 4
 
 
 def test_time_zooms_where_one_drags(page: Any, url: str) -> None:
     _load(page, f"{url}/time")
     _charts(page, 3)
-    assert "Requests in the server" in page.inner_text("[data-testid=stMain]")
+    _sees(page, "Requests in the server")
     whole = page.locator("[data-testid=stCaptionContainer]").first.inner_text()
     box = page.locator("[data-testid=stVegaLiteChart] svg.marks").first.bounding_box()
     middle = box["y"] + box["height"] / 3
@@ -155,15 +162,14 @@ def test_time_zooms_where_one_drags(page: Any, url: str) -> None:
 def test_requests(page: Any, url: str) -> None:
     _load(page, f"{url}/requests")
     _charts(page, 3)
-    body = page.inner_text("[data-testid=stMain]")
-    for wanted in (
+    _sees(
+        page,
         "12 requests pass",
         "TTFT against prompt length",
         "From arrival to finish",
         "Beside it",
         "<script>alert(2)</script>",
-    ):
-        assert wanted in body
+    )
 
 
 def test_compare(page: Any, url: str) -> None:
