@@ -21,16 +21,32 @@ from typing import IO
 
 import pyarrow as pa
 
+from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.journal import JournalWriter, read_journal
 from hoptrace.manifest import Manifest, Part, manifest_text, replace_manifest, sync_folder
 from hoptrace.parts import checksum, write_part
 from hoptrace.schema import Table
 
-__all__ = ["LOCK", "TraceFolder", "being_written"]
+__all__ = ["LOCK", "TraceFolder", "being_written", "new_folder"]
 
 LOCK = "writer.lock"
 RESERVE = "manifest.reserve"
 _RESERVE_BYTES = 64 << 10
+
+
+def new_folder(path: Path, remedy: str) -> None:
+    """Make the folder of a new trace.
+
+    Raises:
+        UsageError: something is already there; ``remedy`` says what to do.
+        EnvironmentProblem: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"{path} is already there.", hint=remedy) from None
+    except OSError as e:
+        raise EnvironmentProblem(f"{path} cannot be made: {e.strerror}.") from None
 
 
 class TraceFolder:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hoptrace.errors import EnvironmentProblem, HoptraceError, InputError, UsageError
-from hoptrace.folder import being_written
+from hoptrace.folder import being_written, new_folder
 from hoptrace.journal import read_journal
 from hoptrace.manifest import Manifest, Part, read_manifest, write_manifest
 from hoptrace.parts import checksum, write_part
@@ -51,12 +51,7 @@ def scrub(source: Path | str, target: Path | str) -> Path:
     manifest = read_manifest(source)
     if being_written(source):
         raise UsageError(f"{source} is still being written.", hint="Stop the capture first.")
-    try:
-        target.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(f"{target} is already there.", hint="Choose another name, or remove it first.") from None
-    except OSError as e:
-        raise EnvironmentProblem(f"{target} cannot be made: {e.strerror}.") from None
+    new_folder(target, "Choose another name, or remove it first.")
     try:
         tables = {name: [(p, _read(source, p)) for p in parts] for name, parts in manifest.tables.items()}
         names = _Names(manifest, (data for parts in tables.values() for _, data in parts if data is not None))

@@ -22,8 +22,8 @@ from typing import Any
 import pyarrow as pa
 
 from hoptrace.clock import TraceClock
-from hoptrace.errors import EnvironmentProblem, UsageError
-from hoptrace.folder import TraceFolder
+from hoptrace.errors import EnvironmentProblem
+from hoptrace.folder import TraceFolder, new_folder
 from hoptrace.manifest import Manifest
 from hoptrace.parts import conform
 from hoptrace.rows import to_arrow
@@ -376,12 +376,7 @@ class _plainly:  # noqa: N801 - reads as a phrase
 
 
 def _create(path: Path, manifest: Manifest, *, live: bool) -> TraceFolder:
-    try:
-        path.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(f"{path} is already there.", hint="Choose another name after -o, or remove it first.") from None
-    except OSError as e:
-        raise EnvironmentProblem(f"{path} cannot be made: {e.strerror}.") from None
+    new_folder(path, "Choose another name after -o, or remove it first.")
     try:
         folder = TraceFolder(path, manifest)
         folder.open_journals(TABLES.values() if live else ())

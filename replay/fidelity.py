@@ -11,10 +11,12 @@ from hoptrace.metrics import Stat, itl_ns, request_metrics, stat
 from hoptrace.reader import Trace
 from hoptrace.stepcost import StepCost
 
-__all__ = ["METRICS", "STATISTICS", "Comparison", "Difference", "compare", "speed"]
+__all__ = ["COMPOSITION", "METRICS", "STATISTICS", "Comparison", "Difference", "compare", "speed"]
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p95", "p99")
+# What a step must tell so that its cost can be held against its time.
+COMPOSITION = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
 _SAME_WORK = 0.9
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "End to end", "queue": "Queue"}
 
@@ -102,8 +104,7 @@ def speed(steps: pl.DataFrame, cost: StepCost) -> float | None:
     With the cost fitted to one capture and the steps of another of the same server, 1.1 says that equal steps took a tenth longer
     in the other: the machine's drift, or the fit's error on that mix of steps.
     """
-    needed = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
-    known = steps.drop_nulls(needed)
+    known = steps.drop_nulls(COMPOSITION)
     priced = int(cost.cost_ns_array(known).sum()) if known.height else 0
     return int((known["end_ns"] - known["start_ns"]).sum()) / priced if priced > 0 else None
 

@@ -16,7 +16,7 @@ from hoptrace.reader import Trace, open_trace
 from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.cost import choose_cost
 from hoptrace.replay.engine import Served, serve
-from hoptrace.replay.fidelity import Comparison, compare
+from hoptrace.replay.fidelity import COMPOSITION, Comparison, compare
 from hoptrace.replay.overheads import Overheads, overheads
 from hoptrace.replay.policy import Policy, Resolved, load_policy, resolve
 from hoptrace.replay.rows import frames
@@ -31,7 +31,6 @@ Progress = Callable[[str], None]
 _DRIFT = 0.15
 _NOISE = 0.1
 # What a step cost needs to know of a step.
-_COMPOSITION = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
 
 
 class FramesTrace(Trace):
@@ -285,7 +284,7 @@ def basis(trace: Trace, seen: Steps) -> list[str]:
     """How much of the work a fit rests on, where that is not all: steps of unknown composition, requests that no step shows."""
     said = []
     steps = seen.steps.filter(pl.col("pp_rank").fill_null(0) == 0)
-    known = steps.drop_nulls(_COMPOSITION)
+    known = steps.drop_nulls(COMPOSITION)
     if known.height < steps.height:
         took, all_took = (int((s["end_ns"] - s["start_ns"]).sum()) for s in (known, steps))
         share = f", {100 * took / all_took:.0f} % of their time" if all_took > 0 else ""
@@ -322,7 +321,7 @@ def drift(steps: pl.DataFrame, cost: StepCost) -> list[str]:
 
     A replay runs at the recording's mean speed, so the error under the own policy holds this too, most of all in what queued.
     """
-    frame = steps.drop_nulls(_COMPOSITION).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
+    frame = steps.drop_nulls(COMPOSITION).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
     if frame.height < 40:
         return []
     took = (frame["end_ns"] - frame["start_ns"]).to_numpy()

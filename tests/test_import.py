@@ -15,6 +15,7 @@ from hoptrace.collectors.files.run import import_files
 from hoptrace.errors import InputError, UsageError
 
 DATA = Path(__file__).parent / "data" / "requests"
+MOONCAKE = Path(__file__).parent / "data" / "reference" / "mooncake_slice.jsonl"
 SHARED = Path(__file__).parents[2] / "shared" / "traces" / "requests"
 
 
@@ -48,9 +49,9 @@ def test_azure_whole_file(tmp_path: Path) -> None:
 
 
 def test_mooncake_slice(tmp_path: Path) -> None:
-    import_files([DATA / "mooncake_conversation_first60.jsonl"], tmp_path / "m.trace")
+    import_files([MOONCAKE], tmp_path / "m.trace")
     rows = _requests(tmp_path / "m.trace")
-    lines = [json.loads(x) for x in (DATA / "mooncake_conversation_first60.jsonl").read_text().splitlines()]
+    lines = [json.loads(x) for x in (MOONCAKE).read_text().splitlines()]
     assert rows["prefix_blocks"].to_list() == [x["hash_ids"] for x in lines]
     assert rows["prompt_tokens"].to_list() == [x["input_length"] for x in lines]
     assert rows["block_size"].unique().to_list() == [512]
@@ -143,8 +144,6 @@ def test_wrong_use(tmp_path: Path) -> None:
 
 def test_command_prints_json(tmp_path: Path) -> None:
     out = tmp_path / "m.trace"
-    result = CliRunner().invoke(
-        command, [str(DATA / "mooncake_conversation_first60.jsonl"), "--limit", "5", "-o", str(out), "--json"]
-    )
+    result = CliRunner().invoke(command, [str(MOONCAKE), "--limit", "5", "-o", str(out), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["requests"] == 5

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from hoptrace.cli.figures import figure, percent_off
+
 if TYPE_CHECKING:
-    from hoptrace.replay.fidelity import Comparison, Difference
+    from hoptrace.replay.fidelity import Comparison
 
 __all__ = ["drift", "print_comparison", "quiet_enough"]
 
@@ -26,9 +28,8 @@ def print_comparison(out: Console, title: str, comparison: Comparison) -> None:
     for name in ("predicted", "observed", "error"):
         table.add_column(name, justify="right")
     for d in comparison.differences:
-        table.add_row(
-            f"{_NAMES.get(d.metric, d.metric)} {d.statistic}", _figure(d, d.predicted), _figure(d, d.observed), _error(d)
-        )
+        cells = figure(d.predicted, d.unit), figure(d.observed, d.unit), percent_off(d.error_pct)
+        table.add_row(f"{_NAMES.get(d.metric, d.metric)} {d.statistic}", *cells)
     out.print(f"[bold]{title}[/bold]", soft_wrap=True)
     out.print(table)
     for note in comparison.notes:
@@ -54,19 +55,9 @@ def drift(slower: float | None, steady: Comparison) -> str:
     """How much of the error is the speed of the machine, which no replay can foresee, in a sentence."""
     if slower is None:
         return "How fast the machine was in the second capture is unknown."
-    left = ", ".join(f"{_NAMES[m]} {_error(steady.get(m, 'mean'))}" for m in ("ttft", "itl", "e2e"))
+    left = ", ".join(f"{_NAMES[m]} {percent_off(steady.get(m, 'mean').error_pct)}" for m in ("ttft", "itl", "e2e"))
     more = f"{100 * abs(slower - 1):.0f} % {'longer' if slower >= 1 else 'less'}"
     return (
         f"Equal steps took {more} in the second capture: the machine's drift, or the step cost. "
         f"With each step at the second capture's own speed, the error of the means is {left}."
     )
-
-
-def _figure(d: Difference, value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value / 1e6:,.1f} ms" if d.unit == "ns" else f"{value:,.2f} /s"
-
-
-def _error(d: Difference) -> str:
-    return "" if d.error_pct is None else f"{d.error_pct:+.1f} %"

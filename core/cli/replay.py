@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hoptrace.cli.figures import figure, percent_off
+
 if TYPE_CHECKING:
     from hoptrace.replay.fidelity import Comparison
     from hoptrace.replay.run import Replayed
@@ -161,22 +163,16 @@ def _table(own: Comparison, against: Comparison | None, change: Comparison | Non
         table.add_column(name, justify="right")
     for d in own.differences:
         cells = [
-            _figure(d.observed, d.unit),
-            _figure(d.predicted, d.unit),
-            "" if d.error_pct is None else f"{d.error_pct:+.1f} %",
+            figure(d.observed, d.unit),
+            figure(d.predicted, d.unit),
+            percent_off(d.error_pct),
         ]
         if against:
             w = against.get(d.metric, d.statistic).predicted
             pct = None if change is None else change.get(d.metric, d.statistic).error_pct
-            cells += [_figure(w, d.unit), "" if pct is None else f"{pct:+.1f} %"]
+            cells += [figure(w, d.unit), percent_off(pct)]
         table.add_row(f"{d.metric} {d.statistic}", *cells)
     return table
-
-
-def _figure(value: float | None, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value / 1e6:,.1f} ms" if unit == "ns" else f"{value:,.2f} /s"
 
 
 def _alone(result: Replayed) -> Any:
