@@ -34,8 +34,14 @@ class Collector(Protocol):
     async def probe(self) -> Finding:
         """Look whether the source is there, without recording."""
 
+    async def start(self) -> None:
+        """Begin: called once, after a probe that found the source and before the first sample. Open sockets and files here."""
+
     async def sample(self) -> int:
-        """Take one sample and hand over its rows; gives their number. Raises ServerAway if the source is away for now."""
+        """Take one sample, or what has come since the last one, and hand over its rows; gives their number.
+
+        Raises ServerAway if the source is away for now.
+        """
 
     def restarted(self) -> None:
         """What is observed has been restarted: cumulative counters begin anew."""

@@ -18,10 +18,12 @@ class Coverage:
         """``source`` records ``table`` from now on (nothing if it does already)."""
         self._open.setdefault((table, source, server), self._writer.clock.now_ns())
 
-    def end(self, source: str) -> None:
-        """``source`` has stopped recording, or can see nothing for now."""
-        self._write([key for key in self._open if key[1] == source])
-        self._open = {key: start for key, start in self._open.items() if key[1] != source}
+    def end(self, source: str, server: str | None) -> None:
+        """``source`` has stopped recording ``server``, or can see nothing of it for now."""
+        theirs = [key for key in self._open if key[1:] == (source, server)]
+        self._write(theirs)
+        for key in theirs:
+            del self._open[key]
 
     def extend(self) -> None:
         """All that is open lasts until now."""

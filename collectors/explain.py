@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hoptrace.collectors.base import Collector, Finding
-from hoptrace.collectors.engines import llamacpp
-from hoptrace.collectors.engines.http import Api
-from hoptrace.collectors.engines.identify import identify
-from hoptrace.collectors.hardware.process import ProcessCollector, own_host
-from hoptrace.collectors.session import finder
+from hoptrace.collectors.base import Finding
+from hoptrace.collectors.context import Options
+from hoptrace.collectors.target import Target
 from hoptrace.manifest import Server
 
 __all__ = ["explain"]
 
 
 async def explain(
-    url: str, *, pid: int | Literal["auto"] | None = "auto", key: str | None = None
+    url: str, *, pid: int | Literal["auto"] | None = "auto", key: str | None = None, options: Options | None = None
 ) -> tuple[Server, dict[str, Finding]]:
     """What a session could record, without recording: the server as it describes itself, and each collector's finding."""
-    api = Api(url, key)
+    target = await Target.find(url, key=key, pid=pid, options=options or Options())
     try:
-        server = await identify(api)
-        if server.engine == "llama.cpp":
-            await llamacpp.describe(api, server, finder(pid, api.url) if pid is not None else None)
-        host = own_host()
-        collectors: list[Collector] = []
-        if server.engine == "llama.cpp":
-            collectors += [
-                llamacpp.MetricsCollector(api, server.name, host, None), llamacpp.SlotsCollector(api, server.name, host, None),
-            ]  # fmt: skip
-        if pid is not None:
-            collectors.append(ProcessCollector(finder(pid, api.url), host, None))
-        return server, {c.name: await c.probe() for c in collectors}
+        return target.server, {c.name: finding for c, finding in await target.probe(target.collectors())}
     finally:
-        await api.close()
+        await target.ctx.api.close()

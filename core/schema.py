@@ -15,7 +15,7 @@ from hoptrace.schema_types import Column, Table
 __all__ = ["MAJOR", "MINOR", "TABLES", "VERSION", "Column", "Table", "table"]
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 VERSION = f"{MAJOR}.{MINOR}"
 
 _INT = pa.int64()
@@ -60,7 +60,7 @@ WAIT_KINDS = (
 MECHANISMS = ("load_store", "uncached", "dma", "memcpy", "rdma", "collective", "message", "file")
 OBJECTS = ("kv", "weights", "activations", "logits", "tokens", "prompt", "other")
 ORIGINS = ("observed", "reconstructed", "replayed")
-VANTAGES = ("engine", "proxy", "client")
+VANTAGES = ("engine", "proxy", "wire", "client")
 
 REQUESTS = Table(
     "requests",
@@ -194,6 +194,7 @@ STEPS = Table(
         _n("kv_read_bytes", "bytes", "KV read."),
         _n("kv_write_bytes", "bytes", "KV written."),
         _s("origin", "How the row came to be.", *ORIGINS),
+        Column("confidence", _FLOAT, "", "How sure a reconstructed row is of its members, 0 to 1; null for others."),
         _SOURCE,
     ),
     key=("server", "dp_rank", "pp_rank", "step"),

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 __all__ = ["PREFERENCE", "one_vantage", "vantages_of_part", "vantages_of_rows"]
 
 # The times in `requests` are those that the proxy or the client saw (the engine's stand in columns of their own), and the proxy's
-# clock is the trace's: so its tokens first, then the client's.
-PREFERENCE = ("proxy", "client", "engine")
+# clock is the trace's: so its tokens first, then those seen on the server's wire, then the client's.
+PREFERENCE = ("proxy", "wire", "client", "engine")
 
 
 def vantages_of_part(path: Path) -> set[str | None] | None:

@@ -15,6 +15,7 @@ from support.toy_server import Toy, serve
 
 import hoptrace
 from hoptrace.collectors.base import ServerAway
+from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines.http import Api, base_url
 from hoptrace.collectors.engines.identify import identify
 from hoptrace.collectors.engines.llamacpp import KNOWN, MetricsCollector, SlotsCollector, describe
@@ -59,7 +60,7 @@ def rows(writer: TraceWriter, table: str = "counters") -> list[dict[str, Any]]:
 async def test_the_server_as_it_describes_itself() -> None:
     async with asked(FULL) as api:
         server = await identify(api)
-        notes = await describe(api, server)
+        notes = await describe(Context(api, server, "h"))
     assert (server.name, server.engine, server.model) == ("llamacpp", "llama.cpp", "SmolLM2-135M-Instruct.Q4_1.gguf")
     assert (server.max_sequences, server.context_tokens, server.max_batched_tokens) == (4, 2048, 2048)
     assert (server.parameters, server.weight_bytes, server.hidden_size) == (134515008, 96576768, 576)
@@ -101,7 +102,7 @@ async def described(path: str, meta: dict[str, int] | None, pid: int | None = No
     async with serve(Toy(get=get)) as toy:
         api = Api(toy.url)
         server = Server(name="s", engine="llama.cpp")
-        notes = await describe(api, server, lambda: Found(pid))
+        notes = await describe(Context(api, server, "h", find=lambda: Found(pid)))
         await api.close()
     return server, notes
 
@@ -154,7 +155,7 @@ async def test_endpoints_that_are_off_say_which_flag_turns_them_on(tmp_path: Pat
         metrics = await MetricsCollector(api, "s", "h", None).probe()
         slots = await SlotsCollector(api, "s", "h", None).probe()
         server = await identify(api)
-        notes = await describe(api, server)
+        notes = await describe(Context(api, server, "h"))
     assert (metrics.available, metrics.reason) == (False, "/metrics is turned off: start llama-server with --metrics")
     assert (slots.available, slots.reason) == (False, "/slots is turned off: start llama-server with --slots")
     assert server.max_sequences is None and server.context_tokens == 2048

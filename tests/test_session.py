@@ -15,9 +15,10 @@ from aiohttp import web
 from support.toy_server import Toy, serve, token
 
 import hoptrace
+from hoptrace.collectors.attached import attached
 from hoptrace.collectors.engines.hashing import HashKey, load_key
 from hoptrace.collectors.explain import explain
-from hoptrace.collectors.session import Session, attached
+from hoptrace.collectors.session import Session
 from hoptrace.errors import EnvironmentProblem, UsageError
 
 DATA = Path(__file__).parent / "data" / "llamacpp"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hoptrace.collectors.base import Finding, ServerAway
+from hoptrace.collectors.base import Collector, Finding, ServerAway
+from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines.http import Api, Reply
 from hoptrace.collectors.engines.prometheus import Kind, samples
 from hoptrace.collectors.hardware.listener import Found
@@ -17,7 +18,7 @@ from hoptrace.gguf_file import read_gguf
 from hoptrace.manifest import Server
 from hoptrace.writer import TraceWriter
 
-__all__ = ["KNOWN", "MetricsCollector", "SlotsCollector", "describe"]
+__all__ = ["KNOWN", "MetricsCollector", "SlotsCollector", "describe", "sources"]
 
 DEFAULT_BATCH_TOKENS = 2048
 """llama.cpp's default of ``-b``: prompt tokens of one iteration at most. No endpoint tells the real value."""
@@ -60,11 +61,18 @@ def _get(data: object, *path: str) -> Any:
     return data
 
 
-async def describe(api: Api, server: Server, find: Callable[[], Found] | None = None) -> list[str]:
-    """Fill ``server`` with what ``/props``, ``/slots``, ``/v1/models`` and the model's file tell; gives notes on the rest.
+def sources(ctx: Context) -> list[Collector]:
+    """What is to be asked while it runs."""
+    args = ctx.api, ctx.server.name, ctx.host, ctx.writer
+    return [MetricsCollector(*args), SlotsCollector(*args)]
 
-    ``find`` tells the server's process, whose folder and root the model's path is seen from.
+
+async def describe(ctx: Context) -> list[str]:
+    """Fill the context's server with what ``/props``, ``/slots``, ``/v1/models`` and the model's file tell; gives notes.
+
+    The model's path is seen from the folder and root of the server's process, where that is known.
     """
+    api, server, find = ctx.api, ctx.server, ctx.find
     notes: list[str] = []
     props_reply, models_reply = await api.get("/props"), await api.get("/v1/models")
     props = props_reply.json() if props_reply.ok else None
@@ -165,6 +173,9 @@ class _Polled:
         if not reply.ok:
             return Finding(False, _why(reply, self.path, self.flag))
         return Finding(True)
+
+    async def start(self) -> None:
+        return None
 
     def restarted(self) -> None:
         self._incarnation += 1

@@ -70,6 +70,9 @@ class ProcessCollector:
     async def probe(self) -> Finding:
         return await asyncio.to_thread(self._probe)
 
+    async def start(self) -> None:
+        return None
+
     async def sample(self) -> int:
         # In a thread: reading some hundred small files must not delay the proxy's stamps.
         return await asyncio.to_thread(self._sample)

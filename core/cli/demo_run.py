@@ -131,7 +131,7 @@ def _steps(o: Options, model: Path, progress: Progress) -> Results:
 
 
 def _capture(server: DemoServer, workload: Path, out: Path, progress: Progress, title: str) -> None:
-    from hoptrace.collectors.session import attached
+    from hoptrace.collectors.attached import attached
     from hoptrace.replay.drive import drive
 
     work = hoptrace.open(workload)
