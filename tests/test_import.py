@@ -87,7 +87,7 @@ def test_old_header_and_vidur_by_name(tmp_path: Path) -> None:
 def test_no_times_keeps_the_order_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("ContextTokens,GeneratedTokens\n9,1\n8,2\n7,3\n")
-    manifest = import_files([path], tmp_path / "x.trace")
+    manifest = import_files([path], tmp_path / "x.trace").manifest
     assert _requests(tmp_path / "x.trace")["prompt_tokens"].to_list() == [9, 8, 7]
     assert any("no times" in n for n in manifest.notes)
 
@@ -95,7 +95,7 @@ def test_no_times_keeps_the_order_and_says_so(tmp_path: Path) -> None:
 def test_rows_without_lengths_are_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("arrived_at,ContextTokens,GeneratedTokens\n0,9,1\n1,,2\n2,-3,3\n3,4,0\n")
-    manifest = import_files([path], tmp_path / "x.trace")
+    manifest = import_files([path], tmp_path / "x.trace").manifest
     assert _requests(tmp_path / "x.trace")["prompt_tokens"].to_list() == [9, 4]
     assert sum(manifest.rows_dropped.values()) == 2
 

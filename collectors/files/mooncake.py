@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.collectors.files.base import Imported
+from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.errors import InputError
 
 __all__ = ["BLOCK_TOKENS", "IMPORTER", "Mooncake"]
@@ -18,7 +18,7 @@ __all__ = ["BLOCK_TOKENS", "IMPORTER", "Mooncake"]
 BLOCK_TOKENS = 512
 
 
-class Mooncake:
+class Mooncake(Importer):
     """Mooncake's and AIPerf's JSON lines."""
 
     kind = "mooncake"
@@ -28,7 +28,7 @@ class Mooncake:
         line = head.split(b"\n", 1)[0].lstrip()
         return line.startswith(b"{") and b'"input_length"' in line
 
-    def read(self, path: Path) -> Imported:
+    def read(self, path: Path, sink: Sink) -> None:
         """One request a line.
 
         Raises:
@@ -70,7 +70,11 @@ class Mooncake:
                 pl.lit(f"import:{self.kind}").alias("source"),
             )
         )
-        return Imported(requests, notes)
+        sink.epoch = "relative"
+        sink.count(requests.height)
+        for note in notes:
+            sink.note(note)
+        sink.write("requests", requests.with_row_index("request"))
 
     @staticmethod
     def _row(path: Path, number: int, raw: bytes, lengths: dict[int, tuple[int, int]], missing: set[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from hoptrace.collectors.files.base import Imported
+from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.errors import InputError
 
 __all__ = ["IMPORTER", "RequestCsv"]
@@ -26,7 +26,7 @@ def _names(head: bytes) -> list[str]:
     return [n.strip() for n in line.split(",")]
 
 
-class RequestCsv:
+class RequestCsv(Importer):
     """Azure's and Vidur's request logs."""
 
     kind = "azure"
@@ -36,7 +36,7 @@ class RequestCsv:
         names = _names(head)
         return any(n in names for n in _PROMPT) and any(n in names for n in _OUTPUT)
 
-    def read(self, path: Path) -> Imported:
+    def read(self, path: Path, sink: Sink) -> None:
         """One request a row. Rows with a missing or negative length are dropped and counted.
 
         Raises:
@@ -65,9 +65,9 @@ class RequestCsv:
         ]
         rows = frame.select(pl.col("line"), arrival.alias("arrival_ns"), *lengths)
         good = rows.filter((pl.col("prompt_tokens") > 0) & (pl.col("output_tokens") >= 0))
-        dropped = {}
-        if lost := rows.height - good.height:
-            dropped["a length is missing or not positive"] = lost
+        sink.count(rows.height)
+        lost = rows.filter(~((pl.col("prompt_tokens") > 0) & (pl.col("output_tokens") >= 0)).fill_null(False))
+        sink.reject_many(lost.select(pl.col("line").alias("row"), pl.lit("a length is missing or not positive").alias("reason")))
         good = good.sort("arrival_ns", maintain_order=True).drop("line")
         arrived = pl.lit("received") if time is not None else pl.lit("intended")
         requests = good.with_columns(
@@ -76,7 +76,9 @@ class RequestCsv:
             pl.col("arrival_ns").alias("received_ns" if time is not None else "intended_ns"),
             pl.lit(f"import:{self.kind}").alias("source"),
         )
-        return Imported(requests, notes, dropped)
+        for note in notes:
+            sink.note(note)
+        sink.write("requests", requests.with_row_index("request"))
 
     @staticmethod
     def _column(frame: pl.DataFrame, names: tuple[str, ...]) -> str | None:

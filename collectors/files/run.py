@@ -1,22 +1,45 @@
-"""Import files into one trace: find the kind, read, number the requests, write."""
+"""Import files into one trace: find the kind, read in pieces, number the requests, write; all of it or nothing."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
-from hoptrace.collectors.files import mooncake, request_csv
-from hoptrace.collectors.files.base import Imported, Importer
-from hoptrace.errors import InputError, UsageError
-from hoptrace.manifest import CollectorInfo, Manifest
+from hoptrace.collectors.files.base import Importer, Options, Sink
+from hoptrace.collectors.files.kinds import kind_of
+from hoptrace.collectors.files.rejects import Rejects
+from hoptrace.errors import EnvironmentProblem, InputError, UsageError
+from hoptrace.folder import being_written
+from hoptrace.manifest import CollectorInfo, Manifest, read_manifest
+from hoptrace.reader import open_trace
+from hoptrace.schema import TABLES
 from hoptrace.writer import TraceWriter
 
-__all__ = ["IMPORTERS", "import_files"]
+__all__ = ["Imported", "import_files"]
 
-IMPORTERS: dict[str, Importer] = {i.kind: i for i in (request_csv.IMPORTER, mooncake.IMPORTER)}
+_WORKING = ".importing"
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did.
+
+    ``read`` = ``written`` + ``rejected`` + ``beyond_limit``, in records of the files. ``reasons`` counts the rejects by reason,
+    ``first_rejects`` are the first of them (file, row, reason, value).
+    """
+
+    manifest: Manifest
+    read: int
+    written: int
+    rejected: int
+    beyond_limit: int
+    reasons: dict[str, int]
+    first_rejects: list[dict[str, object]] = field(default_factory=list)
 
 
 def import_files(
@@ -27,84 +50,209 @@ def import_files(
     limit: int | None = None,
     source: str | None = None,
     licence: str | None = None,
-) -> Manifest:
-    """Read ``paths`` into the new trace ``out``; returns its manifest.
+    options: Options | None = None,
+    rejects: Path | None = None,
+    strict: bool = False,
+    progress: Callable[[Path, int, int], None] | None = None,
+) -> Imported:
+    """Read ``paths`` into the new trace ``out``.
 
-    ``limit`` keeps the first requests by arrival. ``source`` and ``licence`` are written down as they are given.
+    The trace is written beside ``out`` and gets its name when it is whole: a failure leaves nothing, a kill only a folder whose
+    name ends in ``.importing``, which the next import to the same name removes.
+
+    Args:
+        limit: keep the first requests by arrival (and what belongs to them).
+        source, licence: written down as they are given.
+        options: what the user said of the files.
+        rejects: a CSV file to write, with every rejected record; it stays if the import fails.
+        strict: a rejected record is an error.
+        progress: called with the file, the bytes read of it and its size.
 
     Raises:
-        UsageError: the kind does not exist, or ``out`` does.
-        InputError: a file is missing, of no known kind, or damaged (names file, line and column).
+        UsageError: the kind does not exist, or ``out`` or ``rejects`` does.
+        InputError: a file is missing, of no known kind, or cannot be read; every record of one was rejected; ``strict``.
+        EnvironmentProblem: the trace cannot be written.
     """
-    if kind is not None and kind not in IMPORTERS:
-        raise UsageError(f"There is no importer {kind!r}.", hint=f"Choose one of: {', '.join(IMPORTERS)}.")
     if out.exists():
         raise UsageError(f"{out} is already there.", hint="Choose another name after -o, or remove it first.")
-    read: list[tuple[Path, Importer, Imported]] = []
-    for path in paths:
-        importer = _importer(path, kind)
-        read.append((path, importer, importer.read(path)))
-    requests = pl.concat([i.requests for _, _, i in read], how="diagonal").sort("arrival_ns", maintain_order=True)
-    if limit is not None:
-        requests = requests.head(limit)
-    if requests.is_empty():
-        raise InputError(f"{', '.join(map(str, paths))}: no request could be read.")
-    requests = requests.with_row_index("request").with_columns(pl.col("request").cast(pl.Int64))
-    manifest = Manifest(
-        origin="imported",
-        title=f"{len(requests)} requests of {', '.join(p.name for p in paths)}",
-        imported_from=[
-            {
-                "file": p.name,
-                "kind": i.kind,
-                "sha256": _sha256(p),
-                "bytes": p.stat().st_size,
-                "source": source,
-                "licence": licence,
-            }
-            for p, i, _ in read
-        ],
-        collectors=[
-            CollectorInfo(name=f"import:{i.kind}", available=True, rows=d.requests.height, dropped=d.dropped) for _, i, d in read
-        ],
-        notes=list(dict.fromkeys(note for _, _, d in read for note in d.notes)),
-    )
-    for _, _, d in read:
-        for reason, rows in d.dropped.items():
-            manifest.rows_dropped[reason] = manifest.rows_dropped.get(reason, 0) + rows
-    columns = [c for c in requests.columns if c not in ("request", "source") and requests[c].null_count() < requests.height]
-    with TraceWriter(out, manifest, background=False) as writer:
-        writer.append_arrow("requests", requests.to_arrow())
-        first, last = requests["arrival_ns"].min(), requests["arrival_ns"].max()
-        writer.append(
-            "coverage",
-            [
-                {"table": "requests", "columns": columns, "from_ns": first, "to_ns": last, "fraction": None, "source": s}
-                for s in sorted(set(requests["source"]))
-            ],
-        )
-    return manifest
-
-
-def _importer(path: Path, kind: str | None) -> Importer:
+    chosen = _chosen(paths, kind)
+    refused = Rejects(rejects, strict=strict)
+    working = out.with_name(out.name + _WORKING)
+    _clear(working)
+    manifest = Manifest(origin="imported")
     try:
-        with path.open("rb") as f:
-            head = f.read(65536)
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.", hint="Check the path.") from None
+        with TraceWriter(working, manifest, background=False) as writer:
+            sinks = _read(chosen, writer, refused, options or Options(), progress)
+            refused.raise_if_strict()
+            _describe(chosen, sinks, manifest, writer, refused, source, licence)
+        beyond = 0
+        if limit is not None:
+            beyond = _cut(working, limit)
+            manifest = read_manifest(working)
+        _rename(working, out)
+    except BaseException:
+        shutil.rmtree(working, ignore_errors=True)
+        raise
+    finally:
+        refused.close()
+    read = sum(s.read for s in sinks)
+    written = sum(s.written for s in sinks) - beyond
+    return Imported(manifest, read, written, refused.total, beyond, refused.reasons, refused.kept.head(5).to_dicts())
+
+
+def _chosen(paths: Sequence[Path], kind: str | None) -> list[tuple[Path, Importer, list[Path]]]:
+    """The files to read with their importers, and what each of them reads besides."""
+    found = [(path, kind_of(path, kind)) for path in paths]
+    chosen = [(path, importer, [p for p in importer.companions(path) if p.exists()]) for path, importer in found]
+    beside = {p.resolve() for _, _, more in chosen for p in more}
+    chosen = [c for c in chosen if c[0].resolve() not in beside] or chosen
+    twice = [p for i, (p, _, _) in enumerate(chosen) if p.resolve() in {q.resolve() for q, _, _ in chosen[:i]}]
+    if twice:
+        raise UsageError(f"{twice[0]} is named twice.", hint="Its requests would count twice.")
+    return chosen
+
+
+def _read(
+    chosen: list[tuple[Path, Importer, list[Path]]],
+    writer: TraceWriter,
+    refused: Rejects,
+    options: Options,
+    progress: Callable[[Path, int, int], None] | None,
+) -> list[Sink]:
+    sinks: list[Sink] = []
+    offset = 0
+    for path, importer, _ in chosen:
+        done, size = 0, path.stat().st_size
+
+        def advance(n: int, path: Path = path, size: int = size) -> None:
+            nonlocal done
+            done += n
+            if progress is not None:
+                progress(path, min(done, size), size)
+
+        sink = Sink(
+            path, importer.kind, writer, refused, options=options, offset=offset, sha256=_sha256(path), advance=advance
+        )  # fmt: skip
+        importer.read(path, sink)
+        sink.finish()
+        offset = sink.next_request
+        sinks.append(sink)
+    return sinks
+
+
+def _describe(
+    chosen: list[tuple[Path, Importer, list[Path]]],
+    sinks: list[Sink],
+    manifest: Manifest,
+    writer: TraceWriter,
+    refused: Rejects,
+    source: str | None,
+    licence: str | None,
+) -> None:
+    """What the manifest, `coverage` and `events` say of the import."""
+    rows = [row for s in sinks for row in s.coverage()]
+    writer.append("coverage", _joined(rows))
+    begins = [int(str(r["from_ns"])) for r in rows]
+    writer.append("events", refused.events(min(begins, default=0)))
+    for (path, importer, more), sink in zip(chosen, sinks, strict=True):
+        for p in (path, *more):
+            entry: dict[str, object] = {
+                "file": p.name, "kind": importer.kind, "sha256": sink.sha256 if p == path else _sha256(p),
+                "bytes": p.stat().st_size, "source": source, "licence": licence,
+            }  # fmt: skip
+            if p == path:
+                entry |= {"rows_read": sink.read, "rows_written": sink.written, "rows_rejected": sink.rejected}
+            manifest.imported_from.append(entry)
+    by_source: dict[str, CollectorInfo] = {}
+    for sink in sinks:
+        info = by_source.setdefault(sink.source, CollectorInfo(name=sink.source, available=True))
+        info.rows += sink.written
+    manifest.collectors += by_source.values()
+    for reason, n in refused.reasons.items():
+        manifest.rows_dropped[reason] = manifest.rows_dropped.get(reason, 0) + n
+    notes = [note for s in sinks for note in s.notes()]
+    if {"utc", "relative"} <= {s.epoch for s in sinks}:
+        notes.append("Some files have times in UTC, others from their own start: in this trace they lie far apart.")
+    elif len(sinks) > 1 and {s.epoch for s in sinks} == {"relative"}:
+        notes.append("The files' times count from each one's own start: in this trace all start at once.")
+    manifest.notes += list(dict.fromkeys(notes))
+    n = sum(s.written for s in sinks)
+    what = f"{n:,} {sinks[0].main}" if len({s.main for s in sinks}) == 1 else f"{n:,} rows"
+    manifest.title = manifest.title or f"{what} of {', '.join(p.name for p, _, _ in chosen)}"
+
+
+def _joined(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """One coverage row per table and source: from the first file's start to the last one's end."""
+    merged: dict[tuple[object, object], dict[str, object]] = {}
+    for row in rows:
+        key = (row["table"], row["source"])
+        before = merged.setdefault(key, row)
+        if before is not row:
+            before["from_ns"] = min(int(str(before["from_ns"])), int(str(row["from_ns"])))
+            before["to_ns"] = max(int(str(before["to_ns"])), int(str(row["to_ns"])))
+            names = {*before["columns"], *row["columns"]}  # type: ignore[misc]
+            before["columns"] = [n for n in TABLES[str(row["table"])].names if n in names]
+    return list(merged.values())
+
+
+def _cut(working: Path, limit: int) -> int:
+    """Keep the first ``limit`` requests by arrival in the trace; returns how many went. Requests keep their numbers' order."""
+    trace = open_trace(working)
+    order = trace.table("requests").select("request", "arrival_ns").collect()
+    keep = order.sort("arrival_ns", "request", maintain_order=True).head(limit).select("request").sort("request")
+    beyond = order.height - keep.height
+    if not beyond:
+        return 0
+    numbers = keep.with_row_index("new").with_columns(pl.col("new").cast(pl.Int64))
+    manifest = trace.manifest.model_copy(deep=True)
+    names = list(manifest.tables)
+    manifest.tables = {}
+    files = ", ".join(e["file"] for e in manifest.imported_from)
+    manifest.title = f"The first {keep.height:,} requests of {files}"
+    manifest.notes.append(f"Only the first {keep.height:,} requests by arrival were kept (--limit): {beyond:,} more were read.")
+    smaller = working.with_name(working.name + "-limit")
+    _clear(smaller)
+    try:
+        with TraceWriter(smaller, manifest, background=False) as writer:
+            for name in names:
+                frame = trace.table(name)
+                columns = frame.collect_schema().names()
+                if "request" in columns:
+                    known = frame.filter(pl.col("request").is_not_null()).join(numbers.lazy(), on="request", how="inner")
+                    frame = known.with_columns(pl.col("new").alias("request"))
+                if "parent_request" in columns:
+                    parents = numbers.rename({"request": "parent_request", "new": "new_parent"}).lazy()
+                    frame = frame.join(parents, on="parent_request", how="left").with_columns(
+                        pl.col("new_parent").alias("parent_request")
+                    )
+                writer.append_arrow(name, frame.select(columns).collect().to_arrow())
+        shutil.rmtree(working)
+        smaller.rename(working)
+    except BaseException:
+        shutil.rmtree(smaller, ignore_errors=True)
+        raise
+    return beyond
+
+
+def _clear(working: Path) -> None:
+    """Remove what an import that was killed left behind."""
+    if being_written(working):
+        raise UsageError(f"Another import writes {working}.", hint="Wait for it, or choose another name after -o.")
+    shutil.rmtree(working, ignore_errors=True)
+
+
+def _rename(working: Path, out: Path) -> None:
+    if out.exists():
+        raise UsageError(f"{out} is there meanwhile.", hint="Choose another name after -o.")
+    try:
+        working.rename(out)
     except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
-    if not head.strip():
-        raise InputError(f"{path} is empty.")
-    if kind is not None:
-        return IMPORTERS[kind]
-    for importer in IMPORTERS.values():
-        if importer.matches(path, head):
-            return importer
-    kinds = "; ".join(f"{i.kind}: {i.summary}" for i in IMPORTERS.values())
-    raise InputError(f"{path} is of no kind that hoptrace knows.", hint=f"Known kinds: {kinds}. Name one with --kind.")
+        raise EnvironmentProblem(f"{out} cannot be made: {e.strerror}.") from None
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None

@@ -52,13 +52,13 @@ def command(
     """
     from hoptrace.collectors.files.run import import_files
 
-    manifest = import_files(files, out, kind=kind, limit=limit, source=source, licence=licence)
-    rows = sum(p.rows or 0 for p in manifest.tables.get("requests", []))
+    done = import_files(files, out, kind=kind, limit=limit, source=source, licence=licence)
+    manifest, rows = done.manifest, done.written
     if as_json:
-        click.echo(json.dumps({"trace": str(out), "requests": rows, "dropped": manifest.rows_dropped, "notes": manifest.notes}))
+        click.echo(json.dumps({"trace": str(out), "requests": rows, "dropped": done.reasons, "notes": manifest.notes}))
     elif not quiet:
         click.echo(f"{out}: {rows} request{'' if rows == 1 else 's'}")
-        for reason, lost in manifest.rows_dropped.items():
+        for reason, lost in done.reasons.items():
             click.echo(f"  dropped {lost}: {reason}")
         for note in manifest.notes:
             click.echo(f"  note: {note}")

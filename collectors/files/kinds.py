@@ -1,0 +1,50 @@
+"""The kinds of files there are, one module a line. The first that knows a file's beginning reads it: narrow kinds come first."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from hoptrace.collectors.files.base import Importer
+from hoptrace.collectors.files.raw import head
+from hoptrace.errors import InputError, UsageError
+
+__all__ = ["MODULES", "importers", "kind_of"]
+
+# Modules of this folder that have an IMPORTER.
+MODULES = (
+    "request_csv",
+    "mooncake",
+)
+
+
+@cache
+def importers() -> dict[str, Importer]:
+    """Every importer by its kind, in the order in which they are asked."""
+    found = [import_module(f"hoptrace.collectors.files.{name}").IMPORTER for name in MODULES]
+    return {i.kind: i for i in found}
+
+
+def kind_of(path: Path, kind: str | None) -> Importer:
+    """The importer for a file: the one of that ``kind``, or the first that knows it by its content.
+
+    Raises:
+        UsageError: there is no such kind.
+        InputError: the file cannot be read, is empty, or is of no kind that is known.
+    """
+    known = importers()
+    if kind is not None and kind not in known:
+        raise UsageError(f"There is no importer {kind!r}.", hint=f"Choose one of: {', '.join(known)}.")
+    start = head(path)
+    if not start.strip():
+        raise InputError(f"{path} is empty.")
+    if kind is not None:
+        return known[kind]
+    for importer in known.values():
+        if importer.matches(path, start):
+            return importer
+    raise InputError(
+        f"{path} is of no kind that hoptrace knows.",
+        hint=f"Known kinds: {', '.join(known)}. Name one with --kind, or describe the columns of a log with --map.",
+    )
