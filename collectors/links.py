@@ -14,10 +14,22 @@ from typing import Any
 
 from hoptrace.writer import TraceWriter
 
-__all__ = ["GRACE_NS", "Links", "canonical"]
+__all__ = ["GRACE_NS", "OUTSIDE", "Links", "readings"]
 
 GRACE_NS = 5_000_000_000
 """How long after the engine's last word on a request a primary may still claim it."""
+
+OUTSIDE = (
+    "request_id",
+    "received_ns",
+    "arrival_ns",
+    "arrival_of",
+    "first_token_ns",
+    "first_visible_ns",
+    "last_token_ns",
+    "finish_ns",
+)
+"""Columns of `requests` that say what is seen from outside: the engine's opinion of them never overwrites what a primary saw."""
 
 _FORGET_NS = 600_000_000_000
 _PARKED_ROWS = 200_000
@@ -30,15 +42,21 @@ _SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT = re.compile(r"^(cmpl-.+)-(\d{1,4})$")
 
 
-def canonical(engine_id: str) -> tuple[str, int]:
-    """The identifier as the client sees it, and which of the request's sequences is meant."""
+def readings(engine_id: str) -> list[tuple[str, int]]:
+    """What an engine's identifier may be to the client, and which of the request's sequences it is then; likeliest first.
+
+    A client's own identifier may end like something that the engine adds: which reading is right is told by what is claimed.
+    """
     sequence = 0
     if m := _SEQUENCE.match(engine_id):
         sequence, engine_id = int(m[1]), m[2]
-    engine_id = _SUFFIX.sub("", engine_id)
-    if m := _PROMPT.match(engine_id):
-        engine_id, sequence = m[1], sequence or int(m[2])
-    return engine_id, sequence
+    bare = _SUFFIX.sub("", engine_id)
+    found = []
+    for name in dict.fromkeys((bare, engine_id)):
+        if m := _PROMPT.match(name):
+            found.append((m[1], sequence or int(m[2])))
+        found.append((name, sequence))
+    return found
 
 
 @dataclass(slots=True)
@@ -55,7 +73,9 @@ class Links:
         self._writer = writer
         self._next = 0
         self._known: OrderedDict[str, int] = OrderedDict()
+        self._own: set[int] = set()
         self._parked: OrderedDict[str, _Parked] = OrderedDict()
+        self._waiting: dict[str, list[str]] = {}
         self._parked_rows = 0
         self._stays: OrderedDict[int, dict[str | None, int]] = OrderedDict()
         self._headers: OrderedDict[str, tuple[int, set[str | None]]] = OrderedDict()
@@ -93,71 +113,98 @@ class Links:
         return stays.setdefault(server, len(stays))
 
     def find(self, engine_id: str) -> int | None:
-        """The request that an identifier means; null if nobody has claimed it."""
-        return self._known.get(canonical(engine_id)[0])
+        """The request that an engine's identifier means; null if nobody has claimed it."""
+        key = self._claimed(engine_id)
+        return None if key is None else self._known[key[0]]
 
-    def claim(self, number: int, engine_id: str) -> None:
-        """A primary says: this identifier is request ``number``. Rows that waited for it are handed over."""
-        key = canonical(engine_id)[0]
-        before = self._known.get(key)
+    def claim(self, number: int, client_id: str) -> None:
+        """A primary says: the server calls request ``number`` so. Rows that waited for it are handed over."""
+        before = self._known.get(client_id)
         if before is not None and before != number:
             self.late += 1  # its rows already stand under a number of their own
-        self._remember(key, number)
-        self._release(key, number)
+        self._remember(client_id, number)
+        for engine_id in self._waiting.get(client_id, ())[:]:
+            self._release(engine_id, number)
 
     def add(self, engine_id: str, table: str, row: dict[str, Any], now_ns: int, *, done: bool = False) -> None:
-        """Write a row of the request that ``engine_id`` means. ``request`` and, where the row has ``server`` and the table is
-        `stages`, ``stage`` are filled in; `sequence` too where the row has none. ``done``: the engine has no more to say."""
-        key, sequence = canonical(engine_id)
-        if table in ("stages", "tokens", "residency"):
-            row.setdefault("sequence", sequence)
-        number = self._known.get(key)
-        if number is None and not self.primary:
-            number = self.new()
-            self._remember(key, number)
-        if number is not None:
-            self._write(number, table, row)
+        """Write a row of the request that ``engine_id`` means.
+
+        ``request`` is filled in, `sequence` in `stages`, `tokens` and `residency` where the row has none, and `attempt` and
+        `stage` in `stages`. What outsiders see (:data:`OUTSIDE`) counts only if no primary has seen the request. ``done``: the
+        engine has no more to say.
+        """
+        key = self._claimed(engine_id)
+        if key is None and not self.primary:
+            key = readings(engine_id)[0]
+            self._remember(key[0], self.new())
+            self._own.add(self._known[key[0]])
+        if key is not None:
+            self._write(self._known[key[0]], key[1], table, row)
             return
-        parked = self._parked.setdefault(key, _Parked())
+        parked = self._parked.get(engine_id)
+        if parked is None:
+            parked = self._parked[engine_id] = _Parked()
+            for name, _ in readings(engine_id):
+                self._waiting.setdefault(name, []).append(engine_id)
         parked.rows.append((table, row))
         parked.touched_ns = now_ns
         self._parked_rows += 1
         if done:
             parked.done_ns = now_ns
         while self._parked_rows > _PARKED_ROWS:
-            self._own(next(iter(self._parked)))
+            self._give_up(next(iter(self._parked)))
 
     def settle(self, now_ns: int | None = None) -> None:
         """Give numbers to those whom no primary can claim any more; to all that wait if ``now_ns`` is null (the end)."""
         for key, parked in list(self._parked.items()):
             over = parked.done_ns is not None and now_ns is not None and now_ns - parked.done_ns > GRACE_NS
             if now_ns is None or over or now_ns - parked.touched_ns > _FORGET_NS:
-                self._own(key)
+                self._give_up(key)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _own(self, key: str) -> None:
-        number = self.new()
-        self._remember(key, number)
-        self._release(key, number)
+    def _claimed(self, engine_id: str) -> tuple[str, int] | None:
+        return next((r for r in readings(engine_id) if r[0] in self._known), None)
 
-    def _remember(self, key: str, number: int) -> None:
-        self._known[key] = number
-        self._known.move_to_end(key)
+    def _give_up(self, engine_id: str) -> None:
+        """Nobody claimed it: a number of its own, which its other sequences share."""
+        name = readings(engine_id)[0][0]
+        if name not in self._known:
+            self._remember(name, self.new())
+            self._own.add(self._known[name])
+        self._release(engine_id, self._known[name])
+
+    def _remember(self, name: str, number: int) -> None:
+        self._known[name] = number
+        self._known.move_to_end(name)
         while len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
+            self._own.discard(self._known.popitem(last=False)[1])
 
-    def _release(self, key: str, number: int) -> None:
-        parked = self._parked.pop(key, None)
+    def _release(self, engine_id: str, number: int) -> None:
+        parked = self._parked.pop(engine_id, None)
         if parked is None:
             return
         self._parked_rows -= len(parked.rows)
+        sequence = 0
+        for name, n in readings(engine_id):
+            theirs = self._waiting.get(name, [])
+            if engine_id in theirs:
+                theirs.remove(engine_id)
+            if not theirs:
+                self._waiting.pop(name, None)
+            if self._known.get(name) == number:
+                sequence = n
         for table, row in parked.rows:
-            self._write(number, table, row)
+            self._write(number, sequence, table, row)
 
-    def _write(self, number: int, table: str, row: dict[str, Any]) -> None:
+    def _write(self, number: int, sequence: int, table: str, row: dict[str, Any]) -> None:
         row["request"] = number
+        if table in ("stages", "tokens", "residency"):
+            row.setdefault("sequence", sequence)
         if table == "stages":
             row.setdefault("attempt", 0)
             row.setdefault("stage", self.stage(number, row.get("server")))
+        if table == "requests" and number not in self._own:
+            for name in OUTSIDE:
+                row.pop(name, None)
         self._writer.append(table, [row])

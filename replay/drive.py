@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import numpy as np
@@ -26,10 +27,11 @@ from hoptrace.replay.prompts import Calibration, Sizes, prompts, sizes, text
 from hoptrace.replay.workload import Workload, workload
 from hoptrace.sse import SSEParser
 
-__all__ = ["INTENDED", "SENT", "DriveResult", "Sent", "drive", "drive_until_stopped"]
+__all__ = ["INTENDED", "SENT", "SESSION", "DriveResult", "Sent", "drive", "drive_until_stopped"]
 
 INTENDED = "x-hoptrace-intended-ns"
 SENT = "x-hoptrace-sent-ns"
+SESSION = "x-session-id"
 _START_S = 0.2  # between the last preparation and the first request
 _CONNECT_S = 10.0
 _PROBE_S = 60.0
@@ -182,6 +184,8 @@ async def _send_all(
     clock = TraceClock.start()
     places = asyncio.Semaphore(max_concurrency)
     begin = clock.now_ns() + int(_START_S * 1e9)
+    # Unlike any other drive's: two of them may meet in one capture.
+    run = secrets.token_hex(4)
     first = int(work.arrival_ns[0])
 
     async def one(i: int, intended: int) -> None:
@@ -191,7 +195,10 @@ async def _send_all(
                 "ignore_eos": True, "stream_options": {"include_usage": True},
             }  # fmt: skip
             number = int(work.request[i])
-            out.records.append(await _send(session, base, body, number, intended, clock, timeout_s))
+            headers = {"x-request-id": f"hoptrace-{run}-{number}", INTENDED: str(intended), "Accept": "text/event-stream"}
+            if work.session and (talk := work.session[i]) is not None:
+                headers[SESSION] = quote(talk)
+            out.records.append(await _send(session, base, body, headers, number, intended, clock, timeout_s))
         if progress:
             progress(out.sent)
 
@@ -207,14 +214,14 @@ async def _send(
     session: aiohttp.ClientSession,
     base: str,
     body: dict[str, Any],
+    headers: dict[str, str],
     number: int,
     intended: int,
     clock: TraceClock,
     timeout_s: float,
 ) -> Sent:
-    headers = {"x-request-id": f"hoptrace-{number}", INTENDED: str(intended), "Accept": "text/event-stream"}
     seen: dict[str, Any] = {"request": number, "intended_ns": intended, "sent_ns": clock.now_ns()}
-    headers[SENT] = str(seen["sent_ns"])
+    headers = headers | {SENT: str(seen["sent_ns"])}
     parser, decoder = SSEParser(), StreamDecoder()
     count = 0
     try:

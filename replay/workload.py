@@ -32,6 +32,7 @@ class Workload:
         block_tokens: [distinct] the least number of tokens that the block covers in any request.
         left_out: requests of the trace that are not here, by reason.
         notes: what a reader has to know, in sentences.
+        session: [n] the conversation that each request belongs to; null where it is unknown.
     """
 
     request: _Ints
@@ -44,6 +45,7 @@ class Workload:
     block_tokens: _Ints
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    session: tuple[str | None, ...] = ()
 
     @property
     def n(self) -> int:
@@ -80,6 +82,7 @@ class Workload:
             block_ptr=ptr,
             block_id=self.block_id[at],
             block_end=self.block_end[at],
+            session=tuple(self.session[i] for i in index) if self.session else (),
         )
 
 
@@ -93,7 +96,7 @@ def workload(trace: Trace) -> Workload:
     """
     columns = (
         "request", "arrival_ns", "prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size", "block_unit",
-        "prompt_chars", "error",
+        "prompt_chars", "session", "error",
     )  # fmt: skip
     return from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
 
@@ -140,6 +143,7 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
         block_tokens=least,
         left_out=left_out,
         notes=tuple(notes),
+        session=tuple(frame["session"].to_list()) if "session" in frame.columns else (),
     )
 
 

@@ -6,15 +6,18 @@ import asyncio
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from aiohttp import web
@@ -23,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.workloads import MS, make, store
 
+import hoptrace
 from hoptrace.cli.drive import command
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.replay.drive import drive
@@ -117,12 +121,15 @@ async def test_headers_say_when_it_was_meant_and_when_it_was_sent() -> None:
         before = time.time_ns()
         r = await drive(WORK, s.url, rate=2)
         after = time.time_ns()
+    ids = [h["x-request-id"].rsplit("-", 1) for h in s.headers]
+    (run,) = {i[0] for i in ids}  # one drive, unlike any other's
+    assert re.fullmatch(r"hoptrace-[0-9a-f]{8}", run) and {i[1] for i in ids} == {"0", "1", "2"}
     told = {h["x-request-id"]: (int(h["x-hoptrace-intended-ns"]), int(h["x-hoptrace-sent-ns"])) for h in s.headers}
-    assert set(told) == {"hoptrace-0", "hoptrace-1", "hoptrace-2"}
-    intended = [told[f"hoptrace-{i}"][0] for i in range(3)]
+    intended = [told[f"{run}-{i}"][0] for i in range(3)]
     assert [t - intended[0] for t in intended] == [0, 10 * MS, 20 * MS]
     for x in r.records:
-        assert told[f"hoptrace-{x.request}"] == (x.intended_ns, x.sent_ns)
+        assert told[f"{run}-{x.request}"] == (x.intended_ns, x.sent_ns)
+
         assert before <= x.intended_ns <= x.sent_ns <= x.first_token_ns <= x.finish_ns <= after  # type: ignore[operator]
 
 
@@ -145,6 +152,38 @@ async def test_an_open_loop_does_not_wait_for_answers_and_a_bound_holds() -> Non
         s.most = 0
         await drive(work, s.url, max_concurrency=2)
         assert s.most <= 2
+
+
+async def test_turns_of_a_session_say_so() -> None:
+    work = replace(WORK, session=("chat one", None, "chat one"))
+    async with Server().running() as s:
+        await drive(work, s.url)
+        await drive(work.take(np.array([2])), s.url)
+    assert len({h["x-request-id"].rsplit("-", 1)[0] for h in s.headers}) == 2
+    told = sorted((h["x-request-id"].rsplit("-", 1)[1], h.get("x-session-id")) for h in s.headers)
+    assert told == [("0", "chat%20one"), ("1", None), ("2", "chat%20one"), ("2", "chat%20one")]
+
+
+async def test_drive_records_what_it_drives(tmp_path: Path) -> None:
+    """-o: a session in a process of its own; its trace has the intended and sent times of the very requests."""
+    asked = [{"request": i, "arrival_ns": int(WORK.arrival_ns[i]), "prompt_tokens": int(WORK.prompt_tokens[i]),
+              "output_tokens": int(WORK.output_tokens[i]), "source": "x"} for i in range(3)]  # fmt: skip
+    trace, out = store(tmp_path / "w.trace", {"requests": pl.DataFrame(asked)}).path, tmp_path / "out.trace"
+    args = [sys.executable, "-m", "hoptrace", "drive", str(trace), "-o", str(out), "--json", "--against"]
+    async with Server().running() as s:
+        p = await asyncio.create_subprocess_exec(*args, s.url, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        told, errors = await p.communicate()
+        assert p.returncode == 0, errors
+        again = await asyncio.create_subprocess_exec(*args, s.url, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, refused = await again.communicate()
+    assert json.loads(told)["trace"] == str(out)
+    seen = hoptrace.open(out)
+    assert seen.manifest.closed and seen.manifest.origin == "recorded"
+    rows = seen.table("requests").collect().sort("request_id")
+    assert rows["output_tokens"].to_list() == [3, 2, 4] and rows["arrival_of"].to_list() == ["intended"] * 3
+    assert rows["intended_ns"].diff().to_list()[1:] == [20 * MS, 20 * MS]
+    assert (rows["received_ns"] >= rows["sent_ns"]).all() and (rows["sent_ns"] >= rows["intended_ns"]).all()
+    assert again.returncode == 2 and b"is already there" in refused
 
 
 async def test_scales_caps_and_limit() -> None:

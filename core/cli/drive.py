@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from hoptrace.replay.drive import DriveResult
+    from hoptrace.replay.workload import Workload
 
 _MOST_SCALE = 1e6
 _MOST_TIMEOUT_S = 1e6
@@ -68,27 +76,37 @@ class _Finite(click.FloatRange):
     help="A request that takes longer than so many seconds has failed.",
 )
 @click.option("--model", metavar="NAME", help="Model to ask for; the first that the server names if not given.")
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    type=click.Path(path_type=Path),
+    metavar="OUT.trace",
+    help="Record the server meanwhile into this trace.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-def command(trace: Path, url: str, rate: str, as_json: bool, quiet: bool, **options: Any) -> None:
+def command(trace: Path, url: str, rate: str, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Send a trace's work to a live server.
 
     Requests are sent at the trace's own times (an open loop: a slow server does not slow the arrivals), with prompts and answers
     of its lengths. The trace holds no text, so prompts are made of common words; where prompts of the trace begin alike, these
-    do too. Answers get exactly their length where the server knows `ignore_eos`. Ctrl-C stops it.
+    do too; turns of one session say so in a header. Answers get exactly their length where the server knows `ignore_eos`.
+    Ctrl-C stops it.
 
-    To record what happens, drive at the proxy of `hoptrace attach`: it learns from the headers when each request was meant to
-    be sent.
+    With -o the server is recorded meanwhile, as `hoptrace attach --proxy` does, and each request's intended and sent times stand
+    in the trace. For other choices run `hoptrace attach` yourself and drive at its proxy.
 
     \b
     Examples:
+      hoptrace drive run.trace --against http://127.0.0.1:8000 --rate 1.5x -o faster.trace
       hoptrace attach http://127.0.0.1:8000 --proxy :9000 -o live.trace &
       hoptrace drive run.trace --against http://127.0.0.1:9000
       hoptrace drive azure.trace --against http://127.0.0.1:9000 --limit 60 --rate 0.5x --max-prompt-tokens 400
     """
     import hoptrace
+    from hoptrace.collectors.apart import recording
     from hoptrace.errors import EnvironmentProblem
-    from hoptrace.replay.drive import drive_until_stopped
     from hoptrace.replay.workload import parse_rate, workload
 
     work = workload(hoptrace.open(trace))
@@ -97,23 +115,31 @@ def command(trace: Path, url: str, rate: str, as_json: bool, quiet: bool, **opti
     for note in work.notes:
         if not quiet:
             click.echo(note, err=True)
-    if quiet or as_json:
-        result = drive_until_stopped(work, url, rate=factor, **options)
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("requests answered", total=total)
-            result = drive_until_stopped(work, url, rate=factor, progress=lambda n: bar.update(task, completed=n), **options)
+    with nullcontext(url) if out is None else recording(url, out) as address:
+        result = _drive(work, address, factor, total, quiet or as_json, options)
     figures = result.as_dict()
     if as_json:
-        click.echo(json.dumps(figures))
+        click.echo(json.dumps(figures | ({"trace": str(out)} if out else {})))
     elif not quiet:
         _print(figures)
+        if out is not None:
+            click.echo(f"Recorded into {out}. Next: hoptrace report {shlex.quote(str(out))}")
     if result.failed and result.failed == result.sent:
         raise EnvironmentProblem(f"All {result.sent} requests failed: {result.errors[0]}.", hint="See the server's log.")
+
+
+def _drive(work: Workload, url: str, factor: Fraction, total: int, silent: bool, options: dict[str, Any]) -> DriveResult:
+    from hoptrace.replay.drive import drive_until_stopped
+
+    if silent:
+        return drive_until_stopped(work, url, rate=factor, **options)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests answered", total=total)
+        return drive_until_stopped(work, url, rate=factor, progress=lambda n: bar.update(task, completed=n), **options)
 
 
 def _print(f: dict[str, Any]) -> None:

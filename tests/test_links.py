@@ -1,0 +1,152 @@
+"""Which request an engine's identifier means: claims before and after, those that nobody claims, bounded memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hoptrace
+from hoptrace.collectors import links as module
+from hoptrace.collectors.links import GRACE_NS, Links, readings
+from hoptrace.manifest import Manifest
+from hoptrace.writer import TraceWriter
+
+
+class Kept:
+    """A writer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, dict[str, Any]]] = []
+
+    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+        self.rows += [(table, row) for row in rows]
+
+
+def make(primary: bool = True) -> tuple[Links, Kept]:
+    kept = Kept()
+    links = Links(kept)  # type: ignore[arg-type]
+    links.primary = primary
+    return links, kept
+
+
+def rows_of(kept: Kept) -> list[tuple[str, int, Any]]:
+    return [(table, row["request"], row.get("x")) for table, row in kept.rows]
+
+
+@pytest.mark.parametrize(
+    ("told", "meant"),
+    [
+        ("cmpl-abc", [("cmpl-abc", 0)]),
+        ("cmpl-abc-2-1a2b3c4d", [("cmpl-abc", 2), ("cmpl-abc-2", 0), ("cmpl-abc-2-1a2b3c4d", 0)]),
+        ("3_chatcmpl-9f-1a2b3c4d", [("chatcmpl-9f", 3), ("chatcmpl-9f-1a2b3c4d", 3)]),
+    ],
+)
+def test_what_an_engines_identifier_may_mean(told: str, meant: list[tuple[str, int]]) -> None:
+    assert readings(told) == meant
+
+
+@pytest.mark.parametrize("client", ["cmpl-hoptrace-00c0ffee-7", "cmpl-a-12345678", "chatcmpl-12345678", "cmpl-7"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_claim_finds_its_engine_whatever_its_own_identifier_ends_with(client: str, before: bool) -> None:
+    links, kept = make()
+    inside = f"{client}-0-1a2b3c4d" if client.startswith("cmpl") else f"{client}-1a2b3c4d"
+    number, first = links.begin(None, "a")
+    assert first
+    if before:
+        links.claim(number, client)
+    links.add(inside, "stages", {"server": "a"}, 1)
+    if not before:
+        assert kept.rows == [] and links.find(inside) is None
+        links.claim(number, client)
+    assert [(t, r["request"], r["sequence"], r["stage"]) for t, r in kept.rows] == [("stages", number, 0, 0)]
+    assert links.find(inside) == number and links.late == 0
+
+
+def test_sequences_of_one_request() -> None:
+    links, kept = make()
+    for n in (2, 0, 1):
+        links.add(f"{n}_chatcmpl-x-1a2b3c4{n}", "tokens", {"x": n}, 1)
+    links.claim(links.new(), "chatcmpl-x")
+    assert sorted((r["sequence"], r["x"], r["request"]) for _, r in kept.rows) == [(0, 0, 0), (1, 1, 0), (2, 2, 0)]
+
+
+def test_without_a_primary_each_identifier_is_a_request_at_once() -> None:
+    links, kept = make(primary=False)
+    links.add("cmpl-a-0-1a2b3c4d", "requests", {"arrival_ns": 5, "x": 1}, 1)
+    links.add("cmpl-b-0-1a2b3c4d", "requests", {"x": 2}, 1)
+    links.add("cmpl-a-1-ffffffff", "tokens", {"x": 3}, 1)
+    assert rows_of(kept) == [("requests", 0, 1), ("requests", 1, 2), ("tokens", 0, 3)]
+    assert kept.rows[0][1]["arrival_ns"] == 5 and kept.rows[2][1]["sequence"] == 1
+
+
+def test_what_a_primary_saw_is_not_overwritten() -> None:
+    links, kept = make()
+    links.claim(links.new(), "cmpl-a")
+    links.add("cmpl-a-0-1a2b3c4d", "requests", {"arrival_ns": 5, "finish_ns": 9, "queued_ns": 6}, 1)
+    assert kept.rows == [("requests", {"request": 0, "queued_ns": 6})]
+
+
+def test_who_is_never_claimed_gets_a_number_after_the_grace() -> None:
+    links, kept = make()
+    links.add("cmpl-a-0-1a2b3c4d", "requests", {"arrival_ns": 5, "x": 1}, 10, done=True)
+    links.add("cmpl-b-0-1a2b3c4d", "requests", {"arrival_ns": 6, "x": 2}, 10)
+    links.settle(10 + GRACE_NS)
+    assert kept.rows == []
+    links.settle(11 + GRACE_NS)
+    assert rows_of(kept) == [("requests", 0, 1)] and kept.rows[0][1]["arrival_ns"] == 5
+    links.claim(links.new(), "cmpl-a")
+    assert links.late == 1
+    links.settle()
+    assert rows_of(kept)[1:] == [("requests", 2, 2)]
+
+
+def test_a_router_passes_a_request_on() -> None:
+    links, _ = make()
+    assert links.begin("r1", "router") == (0, True)
+    assert links.begin("r1", "prefill") == (0, False)
+    assert links.begin("r1", "decode") == (0, False)
+    assert links.begin("r1", "router") == (1, True)  # the client's second request of that name
+    assert links.begin("r1", "decode") == (1, False)
+    assert links.begin(None, "decode") == (2, True)
+    assert [links.stage(0, s) for s in ("router", "prefill", "decode", "prefill")] == [0, 1, 2, 1]
+
+
+def test_parked_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PARKED_ROWS", 10)
+    links, kept = make()
+    for i in range(25):
+        links.add(f"id{i // 5}", "tokens", {"x": i}, i)
+    assert [x for _, _, x in rows_of(kept)] == list(range(15))
+    links.settle()
+    assert [x for _, _, x in rows_of(kept)] == list(range(25))
+    assert [n for _, n, _ in rows_of(kept)] == [i // 5 for i in range(25)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["claim", "add", "settle"])), max_size=60))
+def test_no_row_is_lost_or_doubled(script: list[tuple[int, str]]) -> None:
+    links, kept = make()
+    numbers = {i: links.new() for i in range(5)}
+    added = 0
+    for now, (i, what) in enumerate(script):
+        if what == "claim":
+            links.claim(numbers[i], f"cmpl-{i}")
+        elif what == "add":
+            links.add(f"cmpl-{i}-0-1a2b3c4{i}", "tokens", {"x": added}, now)
+            added += 1
+        else:
+            links.settle(now)
+    links.settle()
+    assert sorted(x for _, _, x in rows_of(kept)) == list(range(added))
+
+
+def test_rows_reach_the_trace(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
+        links = Links(writer)
+        links.add("cmpl-a-0-1a2b3c4d", "requests", {"arrival_ns": 5, "source": "s"}, 1)
+        links.add("cmpl-a-0-1a2b3c4d", "stages", {"server": "v", "source": "s"}, 1, done=True)
+    (row,) = hoptrace.open(tmp_path / "t.trace").table("stages").collect().to_dicts()
+    assert (row["request"], row["sequence"], row["attempt"], row["stage"], row["server"]) == (0, 0, 0, 0, "v")
