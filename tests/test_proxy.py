@@ -40,6 +40,7 @@ class Run:
         return self.proxy.url
 
     def rows(self, table: str) -> list[dict[str, Any]]:
+        self.recorder.flush()
         self.writer.flush()
         return hoptrace.open(self.writer.path).table(table).collect().to_dicts()
 
@@ -47,7 +48,7 @@ class Run:
         """Wait until the recorder has seen the end of that many requests (the client can be faster)."""
         for _ in range(500):
             s = self.recorder.stats
-            if s.finished + s.failed + s.cancelled >= requests and not self.proxy._describing:
+            if s.finished + s.failed + s.cancelled >= requests and not self.recorder.busy:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError(f"requests did not end: {self.recorder.stats}")
@@ -358,7 +359,7 @@ async def test_a_slow_client_gets_every_byte(tmp_path: Path) -> None:
         assert len(run.rows("tokens")) == 60
 
 
-@pytest.mark.parametrize("method", ["_tokens", "_end", "_describe", "_moves"])
+@pytest.mark.parametrize("method", ["_emit", "_end", "_describe", "_moves"])
 async def test_a_recorder_that_raises_never_disturbs_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -28,12 +28,18 @@ class Sequence:
 
 
 class Answer:
-    """One answer. ``emit`` takes rows of `tokens` (sequence, index, time_ns, count, coalesced), its own to keep; ``drop`` counts
-    what is lost."""
+    """One answer. ``emit`` takes (sequence, index, time_ns, count, coalesced) of each emission; ``drop`` counts what is lost;
+    ``named`` is told the server's identifier as soon as it is known."""
 
-    def __init__(self, emit: Callable[[list[dict[str, Any]]], None], drop: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        emit: Callable[[int, int, int, int, bool], None],
+        drop: Callable[[str, int], None],
+        named: Callable[[str], None] = lambda told: None,
+    ) -> None:
         self._emit = emit
         self._drop = drop
+        self._named = named
         self._parser: SSEParser | None = None
         self._body: bytearray | None = None
         self._inflate: Any = None
@@ -117,7 +123,6 @@ class Answer:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _events(self, events: list[ServerSentEvent], now_ns: int, late: bool) -> int:
-        rows: list[dict[str, Any]] = []
         here: set[int] = set()
         tokens = 0
         for event in events:
@@ -134,26 +139,25 @@ class Answer:
                 sequence.assumed |= e.count is None
                 count = e.count or 1
                 tokens += count
-                rows.append(self._row(e.sequence, sequence, now_ns, count, late or e.sequence in here))
+                self._token(e.sequence, sequence, now_ns, count, late or e.sequence in here)
                 here.add(e.sequence)
                 if e.visible and self.first_visible_ns is None:
                     self.first_visible_ns = now_ns
-        if rows:
-            self._emit(rows)
         return tokens
 
-    def _row(self, number: int, sequence: Sequence, now_ns: int, count: int, coalesced: bool) -> dict[str, Any]:
-        row = {"sequence": number, "index": sequence.index, "time_ns": now_ns, "count": count, "coalesced": coalesced}
+    def _token(self, number: int, sequence: Sequence, now_ns: int, count: int, coalesced: bool) -> None:
+        self._emit(number, sequence.index, now_ns, count, coalesced)
         sequence.index += count
         self.last_token_ns = now_ns
         if self.first_token_ns is None:
             self.first_token_ns = now_ns
-        return row
 
     def _note(self, chunk: Chunk) -> None:
         self.usage = chunk.usage or self.usage
         self.timings = chunk.timings or self.timings
-        self.id = self.id or chunk.id
+        if self.id is None and chunk.id is not None:
+            self.id = chunk.id
+            self._named(chunk.id)
         self.model = self.model or chunk.model
         if chunk.error is not None:
             # The message may quote the prompt: only type and code are kept.
@@ -207,12 +211,10 @@ class Answer:
         stopped = {n: s for n, s in self.sequences.items() if s.finish_reason == "stop" and s.ended_ns is not None}
         if missing != len(stopped) or len(stopped) != len(self.sequences):
             return False
-        rows = []
         for number, sequence in sorted(stopped.items(), key=lambda item: item[1].ended_ns or 0):
             at = sequence.ended_ns
             assert at is not None
-            rows.append(self._row(number, sequence, at, 1, at == self.last_token_ns))
-        self._emit(rows)
+            self._token(number, sequence, at, 1, at == self.last_token_ns)
         return True
 
     @property

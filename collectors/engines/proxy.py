@@ -28,7 +28,6 @@ __all__ = ["RECORDED_PATHS", "Proxy", "listen"]
 RECORDED_PATHS = ("/v1/completions", "/v1/chat/completions", "/completions", "/chat/completions", "/completion")
 _LATE_NS = 5_000_000
 _CONNECT_S = 30.0
-_HASHES_AT_ONCE = 256
 _WORK_EVERY_S = 0.05
 _HEADER_BYTES = 1 << 16
 _Body = bytes | AsyncIterator[bytes] | aiohttp.StreamReader | None
@@ -70,7 +69,6 @@ class Proxy:
         self._now = now_ns
         self._runner: web.ServerRunner | None = None
         self._client: aiohttp.ClientSession | None = None
-        self._describing: set[asyncio.Task[None]] = set()
         self._working = False
         self._closing = False
         self.host = ""
@@ -112,8 +110,8 @@ class Proxy:
         self._closing = True
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._describing:
-            await asyncio.wait(self._describing, timeout=1.0)
+        while self._recorder.work():
+            pass
         if self._client is not None:
             await self._client.close()
 
@@ -131,7 +129,7 @@ class Proxy:
         path = target.split("?", 1)[0].removeprefix(self._prefix)
         exchange = None
         if request.method == "POST" and path in RECORDED_PATHS:
-            exchange = self._recorder.begin(received_ns, request.headers)
+            exchange = self._recorder.begin(received_ns, request.headers, path)
         try:
             return await self._forward(request, target, exchange)
         except asyncio.CancelledError:
@@ -163,7 +161,8 @@ class Proxy:
         elif request.body_exists:
             body = request.content
         if exchange is not None and kept is not None:
-            self._describe_soon(exchange, kept)
+            exchange.described(kept)
+            self._work_soon()
         answer, problem = await self._send(request, target, body)
         if answer is None:
             if exchange is not None:
@@ -227,13 +226,16 @@ class Proxy:
                 blocked = self._now() - now_ns > _LATE_NS
                 exchange.read(data, now_ns, late)
                 late = blocked
-                if not self._working:
-                    self._working = True
-                    asyncio.get_running_loop().call_later(_WORK_EVERY_S, self._work)
+                self._work_soon()
         await out.write_eof()
         if exchange is not None:
             exchange.finished(now_ns)
         return out
+
+    def _work_soon(self) -> None:
+        if not self._working:
+            self._working = True
+            asyncio.get_running_loop().call_later(_WORK_EVERY_S, self._work)
 
     def _work(self) -> None:
         """Let the recorder look into what was read, a little at a time: streams come first."""
@@ -243,27 +245,6 @@ class Proxy:
 
     def _why(self) -> str:
         return CAPTURE_ENDED if self._closing else CLIENT_LEFT
-
-    # -- what the request asks for, off the hot path --------------------------------------------------------------------
-
-    def _describe_soon(self, exchange: Exchange, body: bytes) -> None:
-        task = asyncio.create_task(_describe(exchange, body))
-        self._describing.add(task)
-        task.add_done_callback(self._describing.discard)
-
-
-async def _describe(exchange: Exchange, body: bytes) -> None:
-    # After the request has gone out: the connection is made in the loop's next rounds, the server then needs milliseconds.
-    await asyncio.sleep(0.002)
-    prompt = exchange.describe(body)
-    if prompt is None:
-        return
-    hashes: list[int] = []
-    for value in exchange.hashes(prompt):
-        hashes.append(value)
-        if len(hashes) % _HASHES_AT_ONCE == 0:
-            await asyncio.sleep(0)
-    exchange.hashed(prompt, hashes)
 
 
 async def _read(request: web.BaseRequest) -> tuple[bytes, bool, int]:
