@@ -227,7 +227,7 @@ class Wire:
             self._skip(c, "client" if s.to_server else "server", mine, now_ns, everything=True)
         if mine.told_end or (other is not None and other.told_end):
             self._ends(c, now_ns)
-        if mine.waits or (other is not None and other.waits):
+        if not c.closed and (mine.waits or (other is not None and other.waits)):
             self._missing[c.key] = c
 
     def _tell(self, c: _Connection, to_server: bool, piece: Piece) -> None:
@@ -278,6 +278,7 @@ class Wire:
         """Nothing more is read. It is kept for a while, so that what still comes is not taken for a new connection."""
         c.closed = True
         self.connections -= 1
+        self._missing.pop(c.key, None)
         self._closed.append((now_ns, c))
 
     def _forget(self, c: _Connection, now_ns: int) -> None:
