@@ -24,7 +24,7 @@ import pyarrow as pa
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.journal import JournalWriter, read_journal
 from hoptrace.manifest import Manifest, Part, manifest_text, replace_manifest, sync_folder
-from hoptrace.parts import checksum, write_part
+from hoptrace.parts import checksum, key_range, write_part
 from hoptrace.schema import Table
 
 __all__ = ["LOCK", "TraceFolder", "being_written", "new_folder"]
@@ -250,7 +250,7 @@ class TraceFolder:
 
     def _part(self, file: str, data: pa.Table, spec: Table) -> Part:
         rows = write_part(self.path / file, data, spec)
-        return Part(file=file, rows=rows, merged=spec.merge, crc32=checksum(self.path / file))
+        return Part(file=file, rows=rows, merged=spec.merge, keys=key_range(data, spec), crc32=checksum(self.path / file))
 
     def _next(self, spec: Table) -> str:
         """Folder and stem of the table's next file; makes the folder."""

@@ -46,6 +46,7 @@ class Part(_Model):
     rows: int | None = None
     kind: Literal["parquet", "journal"] = "parquet"
     merged: bool = Field(default=False, description="Within this file a table that merges has one row per key.")
+    keys: tuple[int, int] | None = Field(default=None, description="Least and greatest key in it, where the key is one number.")
     crc32: int | None = Field(default=None, description="Of the whole closed file: Parquet's own checksums leave out its footer.")
 
 

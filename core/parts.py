@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from hoptrace.manifest import sync_folder
 from hoptrace.schema import VERSION, Table
 
-__all__ = ["checksum", "conform", "merge_rows", "write_part"]
+__all__ = ["checksum", "conform", "key_range", "merge_rows", "write_part"]
 
 _ROW_GROUP = 131_072
 
@@ -57,10 +57,12 @@ def write_part(path: Path, data: pa.Table, table: Table) -> int:
     The file appears whole or not at all. Raises OSError (a full disk).
     """
     data = conform(data, table)
-    if table.merge and data.num_rows:
+    # Importers and replays hand over rows that are one per key and in its order already: tens of columns need no grouping then.
+    ready = table.sort == table.key and _ascending(data, table)
+    if table.merge and data.num_rows and not ready:
         merged = merge_rows(pl.from_arrow(data).lazy(), table).collect()  # type: ignore[union-attr]
         data = merged.to_arrow().cast(data.schema)
-    if table.sort and data.num_rows:
+    if table.sort and data.num_rows and not ready:
         # Arrow's sort is stable: equal keys stay as they were handed over, so the same input gives the same file.
         data = data.sort_by([(name, "ascending") for name in table.sort])
     data = data.replace_schema_metadata({"hoptrace.schema": VERSION, "hoptrace.table": table.name})
@@ -87,6 +89,25 @@ def write_part(path: Path, data: pa.Table, table: Table) -> int:
         raise
     sync_folder(path.parent)
     return int(data.num_rows)
+
+
+def key_range(data: pa.Table, table: Table) -> tuple[int, int] | None:
+    """Least and greatest key of a table that merges by one number; null for others, and where a key is null."""
+    if not table.merge or len(table.key) != 1 or not data.num_rows:
+        return None
+    key = data[table.key[0]]
+    if not pa.types.is_integer(key.type) or key.null_count:
+        return None
+    found = pc.min_max(key)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _ascending(data: pa.Table, table: Table) -> bool:
+    """Whether the rows are in the order of their key, one each. (Only asked of keys that are one number.)"""
+    if key_range(data, table) is None:
+        return False
+    key = data[table.key[0]].to_numpy()
+    return bool((key[1:] > key[:-1]).all())
 
 
 def checksum(path: Path) -> int:

@@ -4,6 +4,7 @@ killed, reads like any other."""
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,7 +145,13 @@ class Trace:
 
 
 def _merged(parts: list[Part]) -> bool:
-    return len(parts) == 1 and parts[0].merged
+    """Whether there is one row per key: in each part there is, and no key can be in two parts."""
+    if not all(p.merged for p in parts):
+        return False
+    if len(parts) == 1:
+        return True
+    ranges = sorted(p.keys for p in parts if p.keys is not None)
+    return len(ranges) == len(parts) and all(a[1] < b[0] for a, b in pairwise(ranges))
 
 
 def _scan(path: Path, spec: Table) -> pl.LazyFrame:

@@ -56,11 +56,19 @@ class TraceWriter:
     All methods may be called from any thread.
     """
 
-    def __init__(self, path: Path | str, manifest: Manifest, *, clock: TraceClock | None = None, background: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        manifest: Manifest,
+        *,
+        clock: TraceClock | None = None,
+        background: bool = True,
+        part_rows: int | None = None,
+    ) -> None:
         """Create the folder ``path`` (it must not exist) and its manifest.
 
         ``background=False`` is for importers and replays, which are not live: no threads and no journals; rows are kept until a
-        part is full, nothing is dropped for want of room, and a disk that refuses raises at once.
+        part has ``part_rows`` (a million), nothing is dropped for want of room, and a disk that refuses raises at once.
 
         Raises:
             UsageError: something is already there.
@@ -80,6 +88,7 @@ class TraceWriter:
         manifest.closed = False
         self._folder = _create(self.path, manifest, live=background)
         self._background = background
+        self._part_rows = part_rows or _PART_ROWS
         self._lock = self._folder.guard
         self._buffers: dict[str, _Buffer] = {}
         self._problem: Exception | None = None
@@ -245,7 +254,7 @@ class TraceWriter:
 
     def _spill(self, buffer: _Buffer) -> None:
         """Write a part as soon as one is full (writers that are not live)."""
-        if self._background or buffer.rows < _PART_ROWS:
+        if self._background or buffer.rows < self._part_rows:
             return
         with self._flushing, _plainly(self.path):
             self._part(buffer)
@@ -282,12 +291,12 @@ class TraceWriter:
         done = 0
         while data is not None and done < data.num_rows:
             try:
-                self._folder.add_part(buffer.spec, data.slice(done, _PART_ROWS))
+                self._folder.add_part(buffer.spec, data.slice(done, self._part_rows))
             except OSError as e:
                 with self._lock:
                     _add(self.manifest.rows_dropped, f"disk: {e.strerror}", data.num_rows - done)
                 raise
-            done += _PART_ROWS
+            done += self._part_rows
 
     def _guard(self, action: Callable[[], object], *, rows: int = 0) -> bool:
         """Do it; keep the first error for close and count the rows that it cost."""

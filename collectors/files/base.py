@@ -28,12 +28,13 @@ class Options:
     """What the user said of the files.
 
     ``mapping`` is the text of ``--map``, ``line_format`` of ``--format``; ``context_tokens`` the model's longest context,
-    ``seed`` that of kinds which are sampled.
+    ``block_tokens`` what a block hash stands for, ``seed`` that of kinds which are sampled.
     """
 
     mapping: str | None = None
     line_format: str | None = None
     context_tokens: int | None = None
+    block_tokens: int | None = None
     seed: int = 0
 
 

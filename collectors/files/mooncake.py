@@ -1,118 +1,125 @@
-"""Mooncake request traces (JSON lines): timestamp in ms, lengths in tokens, one hash per 512-token block of the prompt."""
+"""Mooncake request traces (JSON lines), and AIPerf's and others' form of them.
+
+``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids`` (one per block of the prompt, 512 tokens unless the lengths
+say otherwise); AIPerf adds ``session_id``, ``delay`` (ms after the turn before) and ``text_input`` or ``messages`` in place of a
+length (github ai-dynamo/aiperf, docs/benchmark-modes/trace-replay.md).
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from hoptrace.collectors.files.base import Importer, Sink
-from hoptrace.errors import InputError
+from hoptrace.collectors.files.checked import Batch, Requests
+from hoptrace.collectors.files.json_rows import json_frames, keys_of
+from hoptrace.collectors.files.prefix import Prefixes
+from hoptrace.collectors.files.values import duration_ns, is_missing
 
 __all__ = ["BLOCK_TOKENS", "IMPORTER", "Mooncake"]
 
 # README of the Mooncake FAST'25 traces: "512-token blocks".
 BLOCK_TOKENS = 512
 
+_TEXTS = (
+    "timestamp", "input_length", "output_length", "session_id", "session", "chat_id", "request_id", "delay", "text_input",
+    "messages",
+)  # fmt: skip
+_USED = {*_TEXTS, "hash_ids"}
+_UNTIMED = "{n} requests have no timestamp: they arrive with the line before, in the file's order."
+_NO_OUTPUT = "{n} requests have no output_length: it is unknown, and a replay leaves them out."
+_NO_PROMPT = "{n} requests give a text instead of its length in tokens: that is unknown, and a replay leaves them out."
+_DELAYED = "{n} requests say how long after the turn before they come (delay, kept as think_ns), not when."
+
 
 class Mooncake(Importer):
     """Mooncake's and AIPerf's JSON lines."""
 
     kind = "mooncake"
-    summary = "Mooncake traces (JSON lines): arrival, lengths, prefix block hashes"
+    summary = "Mooncake traces and AIPerf's form of them (JSON lines): arrival, lengths, prefix block hashes"
 
     def matches(self, path: Path, head: bytes) -> bool:
-        line = head.split(b"\n", 1)[0].lstrip()
-        return line.startswith(b"{") and b'"input_length"' in line
+        keys = keys_of(head)
+        if keys is None:
+            line = head.split(b"\n", 1)[0].lstrip()
+            return line.startswith(b"{") and b'"input_length"' in line
+        texts = "text_input" in keys or "messages" in keys
+        return "input_length" in keys or (texts and ("timestamp" in keys or "output_length" in keys))
 
     def read(self, path: Path, sink: Sink) -> None:
-        """One request a line.
-
-        Raises:
-            InputError: a line is not JSON, a length is missing, or a block hash stands
-                for blocks of two lengths (names both lines).
-        """
-        rows: list[dict[str, Any]] = []
-        lengths: dict[int, tuple[int, int]] = {}
-        digest = hashlib.sha256()
-        missing: set[str] = set()
-        with path.open("rb") as f:
-            for number, raw in enumerate(f, 1):
-                digest.update(raw)
-                if raw.strip():
-                    rows.append(self._row(path, number, raw, lengths, missing))
-        notes = ["Times are ms since the log's own start."]
-        if "timestamp" in missing:
-            notes.append("Lines without a timestamp: their requests arrive with the line before, in the file's order.")
-        if "output_length" in missing:
-            notes.append("Lines without output_length: their output length is unknown, and a replay leaves them out.")
-        space = f"mooncake:{digest.hexdigest()[:16]}"
-        schema: dict[str, pl.DataType | type[pl.DataType]] = {
-            "received_ns": pl.Int64, "prompt_tokens": pl.Int64, "output_tokens": pl.Int64,
-            "prefix_blocks": pl.List(pl.Int64), "session": pl.String,
-        }  # fmt: skip
-        last = 0
-        for r in rows:
-            last = r["received_ns"] = last if r["received_ns"] is None else r["received_ns"]
-        requests = (
-            pl.DataFrame(rows, schema=schema)
-            .sort("received_ns", maintain_order=True)
-            .with_columns(
-                pl.col("received_ns").alias("arrival_ns"),
-                pl.lit("received").alias("arrival_of"),
-                pl.col("output_tokens").alias("max_tokens"),
-                pl.lit(BLOCK_TOKENS, dtype=pl.Int64).alias("block_size"),
-                pl.lit("tokens").alias("block_unit"),
-                pl.lit(space).alias("hash_space"),
-                pl.lit(f"import:{self.kind}").alias("source"),
-            )
-        )
+        """One request a line; what cannot be used is rejected with its line."""
         sink.epoch = "relative"
-        sink.count(requests.height)
-        for note in notes:
-            sink.note(note)
-        sink.write("requests", requests.with_row_index("request"))
+        sink.note("Times are ms since the log's own start.")
+        requests, prefixes, turns = Requests(sink), Prefixes(sink, BLOCK_TOKENS), _Turns()
+        last = 0
+        for frame in json_frames(sink, _TEXTS, ("hash_ids",)):
+            batch = Batch(frame)
+            columns = self._lengths(batch)
+            arrival = batch.take("timestamp", duration_ns(frame["timestamp"], "ms"), "a number of ms")
+            batch.bad(arrival < 0, "timestamp is negative", frame["timestamp"])
+            columns |= {"received_ns": arrival, "session": _session(frame), "request_id": frame["request_id"]}
+            columns["think_ns"] = batch.take("delay", duration_ns(frame["delay"], "ms"), "a number of ms")
+            batch.bad(columns["think_ns"] < 0, "delay is negative", frame["delay"])
+            columns["prefix_blocks"] = prefixes.check(batch, frame["hash_ids"], columns["prompt_tokens"])
+            columns["session_id"] = frame["session_id"]
+            rows = requests.number(batch.done(sink, columns))
+            if not rows.height:
+                continue
+            rows = rows.with_columns(pl.col("received_ns").forward_fill().fill_null(last).alias("arrival_ns"))
+            last = int(rows["arrival_ns"][-1])
+            self._tell(sink, rows)
+            rows = prefixes.columns(turns.parents(rows)).drop("session_id")
+            requests.write(
+                rows.with_columns(pl.when(pl.col("received_ns").is_not_null()).then(pl.lit("received")).alias("arrival_of"))
+            )
 
     @staticmethod
-    def _row(path: Path, number: int, raw: bytes, lengths: dict[int, tuple[int, int]], missing: set[str]) -> dict[str, Any]:
-        where = f"{path}, line {number}"
-        try:
-            data = json.loads(raw)
-            prompt = data["input_length"]
-        except (ValueError, TypeError):
-            raise InputError(f"{where} is not JSON.", hint="Mend or remove the line.") from None
-        except KeyError:
-            raise InputError(f"{where} has no input_length.", hint="Mend or remove the line.") from None
-        for name in ("timestamp", "output_length", "hash_ids"):
-            if data.get(name) is None:
-                missing.add(name)
-        output, stamp, blocks = data.get("output_length"), data.get("timestamp"), data.get("hash_ids")
-        numbers = [n for n in (prompt, output, stamp) if n is not None]
-        if any(isinstance(n, bool) or not isinstance(n, int | float) or not 0 <= n < 2**53 for n in numbers) or prompt < 1:
-            raise InputError(f"{where}: timestamp and lengths must be numbers, not negative.", hint="Mend or remove the line.")
-        if blocks is not None:
-            if not isinstance(blocks, list) or any(type(b) is not int or abs(b) >= 2**63 for b in blocks):
-                raise InputError(f"{where}: hash_ids must be a list of integers.", hint="Mend or remove the line.")
-            for i, block in enumerate(blocks):
-                size = min(BLOCK_TOKENS, max(0, int(prompt) - i * BLOCK_TOKENS))
-                before = lengths.setdefault(block, (size, number))
-                if before[0] != size:
-                    raise InputError(
-                        f"{path}: block hash {block} stands for {before[0]} tokens in line {before[1]} "
-                        f"and for {size} in line {number}.",
-                        hint="One hash must mean one text: give the partial block another hash.",
-                    )
-        session = data.get("session_id")
+    def _lengths(batch: Batch) -> dict[str, pl.Series]:
+        frame = batch.frame
+        prompt = batch.count("input_length", "tokens", least=1, needed=False)
+        texts = frame["text_input"].is_not_null() | frame["messages"].is_not_null()
+        if prompt.null_count():
+            batch.bad(is_missing(frame["input_length"]) & ~texts, "it has no input_length")
+        chars = frame["text_input"].str.len_chars().cast(pl.Int64)
         return {
-            "received_ns": None if stamp is None else round(stamp * 1_000_000),
-            "prompt_tokens": int(prompt),
-            "output_tokens": None if output is None else int(output),
-            "prefix_blocks": blocks,
-            "session": None if session is None else str(session),
+            "prompt_tokens": prompt,
+            "prompt_chars": chars,
+            "output_tokens": batch.count("output_length", "tokens", needed=False),
         }
+
+    @staticmethod
+    def _tell(sink: Sink, rows: pl.DataFrame) -> None:
+        untimed, delayed = rows["received_ns"].is_null(), rows["think_ns"].is_not_null()
+        sink.tally(_UNTIMED, int((untimed & ~delayed).sum()))
+        sink.tally(_DELAYED, int((untimed & delayed).sum()))
+        sink.tally(_NO_OUTPUT, rows["output_tokens"].null_count())
+        sink.tally(_NO_PROMPT, rows["prompt_tokens"].null_count())
+
+
+class _Turns:
+    """Which request of the same AIPerf session came before: its turns run one after another."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def parents(self, rows: pl.DataFrame) -> pl.DataFrame:
+        session = rows["session_id"]
+        if session.null_count() == rows.height:
+            return rows
+        before = rows.select(pl.col("request").shift(1).over("session_id").alias("parent"), "session_id")
+        opening = before["parent"].is_null() & session.is_not_null()
+        known = [self._last.get(s) if o else None for s, o in zip(session, opening, strict=True)]
+        parent = pl.select(
+            pl.when(session.is_not_null()).then(pl.coalesce(before["parent"], pl.Series(known, dtype=pl.Int64)))
+        ).to_series()
+        latest = rows.filter(session.is_not_null()).group_by("session_id").agg(pl.col("request").last())
+        self._last.update(zip(latest["session_id"].to_list(), latest["request"].to_list(), strict=True))
+        return rows.with_columns(parent.alias("parent_request"))
+
+
+def _session(frame: pl.DataFrame) -> pl.Series:
+    return frame.select(pl.coalesce("session_id", "session", "chat_id")).to_series()
 
 
 IMPORTER = Mooncake()

@@ -23,6 +23,8 @@ from hoptrace.writer import TraceWriter
 __all__ = ["Imported", "import_files"]
 
 _WORKING = ".importing"
+# Rows of a Parquet part: what an import holds in memory of each table.
+_PART_ROWS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def import_files(
     _clear(working)
     manifest = Manifest(origin="imported")
     try:
-        with TraceWriter(working, manifest, background=False) as writer:
+        with TraceWriter(working, manifest, background=False, part_rows=_PART_ROWS) as writer:
             sinks = _read(chosen, writer, refused, options or Options(), progress)
             refused.raise_if_strict()
             _describe(chosen, sinks, manifest, writer, refused, source, licence)
@@ -213,7 +215,7 @@ def _cut(working: Path, limit: int) -> int:
     smaller = working.with_name(working.name + "-limit")
     _clear(smaller)
     try:
-        with TraceWriter(smaller, manifest, background=False) as writer:
+        with TraceWriter(smaller, manifest, background=False, part_rows=_PART_ROWS) as writer:
             for name in names:
                 frame = trace.table(name)
                 columns = frame.collect_schema().names()
