@@ -44,6 +44,7 @@ class Answer:
         self._body: bytearray | None = None
         self._inflate: Any = None
         self._decoder = StreamDecoder()
+        self._tail: tuple[SSEParser, StreamDecoder] | None = None
         self.sequences: dict[int, Sequence] = {}
         self.usage: Usage | None = None
         self.timings: Timings | None = None
@@ -93,6 +94,28 @@ class Answer:
             else:
                 self._body += data
         return 0
+
+    def after_gap(self, data: bytes, now_ns: int) -> None:
+        """Bytes as they were on the wire, HTTP chunks and all, after some that are missing. Totals and reasons are taken of them,
+        tokens are not: which ones they are is not known.
+
+        Lines with the sizes of HTTP chunks are no fields of an event, and are passed over as the format demands.
+        """
+        if self._parser is None or self._inflate is not None:
+            return
+        if self._tail is None:
+            self._tail = SSEParser(), StreamDecoder()
+        parser, decoder = self._tail
+        for event in parser.feed(data):
+            chunk = decoder.event(event)
+            self.usage = chunk.usage or self.usage
+            self.timings = chunk.timings or self.timings
+            if chunk.error is not None:
+                self._failed(chunk)
+            for e in chunk.emissions:
+                if e.finish_reason is not None:
+                    sequence = self.sequences.setdefault(e.sequence, Sequence())
+                    sequence.finish_reason, sequence.ended_ns = e.finish_reason, now_ns
 
     def end(self, now_ns: int) -> int:
         """The answer was read to its end. Gives the number of tokens in what was still open."""
@@ -160,10 +183,13 @@ class Answer:
             self._named(chunk.id)
         self.model = self.model or chunk.model
         if chunk.error is not None:
-            # The message may quote the prompt: only type and code are kept.
-            self.error = f"{self.error or 'the stream reported an error'}: {chunk.error_kind}"
+            self._failed(chunk)
         if chunk.malformed:
             self._drop("chunk that is no JSON object", 1)
+
+    def _failed(self, chunk: Chunk) -> None:
+        # The message may quote the prompt: only type and code are kept.
+        self.error = f"{self.error or 'the stream reported an error'}: {chunk.error_kind}"
 
     def _whole(self, body: bytes, now_ns: int) -> None:
         """A non-streaming answer: totals, but no token's time."""
@@ -189,6 +215,11 @@ class Answer:
         if self.usage is not None and self.usage.output is not None:
             return self.usage.output
         return self.timings.predicted_tokens if self.timings is not None else None
+
+    @property
+    def told_at_end(self) -> int | None:
+        """The server's count if it came with the end of a sequence, and not on the way (both are possible in every chunk)."""
+        return self.told_tokens if self.ended_ns is not None else None
 
     @property
     def assumed(self) -> bool:

@@ -171,7 +171,7 @@ class Sniffer:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _drain(self, capture: Capture) -> None:
-        now_ns = self._stamps.batch()
+        self._stamps.batch()
         began = due = time.monotonic_ns()
         due += _SLICE_NS
         wire, refused, port, trace_ns = self._wire, self._refused, self.port, self._stamps.trace_ns
@@ -190,8 +190,7 @@ class Sniffer:
                 if now > due:
                     if now - began > _SAMPLE_NS:
                         break
-                    self._wire.tick(now_ns)
-                    await self._work()
+                    await asyncio.sleep(0)
                     due = time.monotonic_ns() + _SLICE_NS
         self._count_dropped(capture)
 
