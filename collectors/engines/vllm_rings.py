@@ -1,0 +1,151 @@
+"""The channels (:mod:`hoptrace.collectors.inside.ring`) that the processes of one server write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hoptrace.collectors.hardware import procfs
+from hoptrace.collectors.inside.channel import decoder
+from hoptrace.collectors.inside.ring import Header, Reader, RingError, alive, read_header
+
+__all__ = ["Open", "Search", "records_of", "search", "tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Channels of the server's tree, or why there are none and what would change that."""
+
+    paths: tuple[Path, ...] = ()
+    headers: tuple[Header, ...] = ()
+    reason: str | None = None
+
+
+def tree(pid: int, proc: Path = Path("/proc")) -> set[tuple[int, int]]:
+    """The process and all that descend from it, as (number in its own namespace, start in ticks since boot)."""
+    children: dict[int, list[int]] = {}
+    starts: dict[int, int] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdigit():
+            try:
+                stat = procfs.process_stat(folder)
+            except (OSError, ValueError):
+                continue
+            number = int(folder.name)
+            children.setdefault(stat.parent, []).append(number)
+            starts[number] = stat.start_ticks
+    found: set[tuple[int, int]] = set()
+    todo = [pid]
+    while todo:
+        number = todo.pop()
+        if number in starts:
+            found.add((_own_number(proc / str(number), number), starts[number]))
+        todo += children.pop(number, [])
+    return found
+
+
+def _own_number(folder: Path, number: int) -> int:
+    """A process in a container knows itself by the last of its numbers (proc_pid_status(5), NSpid)."""
+    try:
+        for line in (folder / "status").read_text("utf-8", "replace").splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except (OSError, ValueError):
+        pass
+    return number
+
+
+def search(folder: Path, pid: int, proc: Path = Path("/proc")) -> Search:
+    """Channels of living processes in the tree of ``pid``. Takes some milliseconds: call it in a thread."""
+    install = "install hoptrace into vLLM's environment (pip install 'hoptrace[vllm]') and restart vLLM"
+    try:
+        files = sorted(folder.glob("*.ring"))
+    except OSError as e:
+        return Search(reason=f"{folder} can't be read ({e.strerror}): run hoptrace as the server's user or as root")
+    if not files:
+        if folder.exists():
+            return Search(reason=f"no plug-in writes to {folder}: {install}, or set HOPTRACE_CHANNELS as the server has it")
+        return Search(reason=f"there is no {folder}, so no plug-in: {install}, or set HOPTRACE_CHANNELS as the server has it")
+    members = tree(pid, proc)
+    boot = procfs.boot_id(proc)
+    paths: list[Path] = []
+    headers: list[Header] = []
+    denied = versions = 0
+    for file in files:
+        try:
+            header = read_header(file)
+        except PermissionError:
+            denied += 1
+            continue
+        except RingError:
+            versions += 1
+            continue
+        except (OSError, ValueError):
+            continue
+        ours = (header.pid, header.start_ticks) in members and (not boot or header.boot_id == boot)
+        if ours and alive(file):
+            paths.append(file)
+            headers.append(header)
+    if paths:
+        return Search(tuple(paths), tuple(headers))
+    if denied:
+        return Search(reason=f"the channels in {folder} are another user's: run hoptrace as the server's user or as root")
+    if versions:
+        return Search(reason=f"the plug-in in vLLM's environment is of another version: {install}")
+    return Search(reason=f"none of the channels in {folder} is of process {pid} or its children: {install}")
+
+
+class Open:
+    """A channel that is being read. ``identity`` tells one life of a process from the next."""
+
+    def __init__(self, path: Path, *, from_start: bool) -> None:
+        self.reader = Reader(path, from_start=from_start)
+        self.header = self.reader.header
+        self.path = path
+        self.identity = (self.header.pid, self.header.start_ticks)
+        self._decode: Callable[[bytes], Any] = decoder(self.header.encoding)
+        self.malformed = 0
+        self.lost_before = self.reader.lost
+
+    @property
+    def role(self) -> str:
+        return self.header.role
+
+    @property
+    def engine(self) -> int:
+        """Data-parallel rank of an engine's own channel."""
+        rank = self.header.about.get("dp_rank", 0)
+        return rank if isinstance(rank, int) else 0
+
+    def drain(self) -> list[dict[str, Any]]:
+        """All records since the last call."""
+        records: list[dict[str, Any]] = []
+        end = self.reader.pending
+        while end > 0 and (frames := self.reader.read()):
+            end -= sum(map(len, frames))
+            for frame in frames:
+                try:
+                    record = self._decode(frame)
+                except Exception:
+                    record = None
+                if isinstance(record, dict) and isinstance(record.get("k"), str):
+                    records.append(record)
+                else:
+                    self.malformed += 1
+        return records
+
+    @property
+    def ended(self) -> bool:
+        """Its process has gone and all is read."""
+        return not self.reader.pending and not alive(self.path)
+
+
+def records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """All records that a channel still holds, oldest first: after a crash, say. OSError, RingError."""
+    channel = Open(path, from_start=True)
+    try:
+        yield from channel.drain()
+    finally:
+        channel.reader.close()
