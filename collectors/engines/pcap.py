@@ -1,7 +1,7 @@
 """Packets from a capture file: pcap and pcapng, as tcpdump, Wireshark and dumpcap write them.
 
 Formats: https://www.ietf.org/archive/id/draft-ietf-opsawg-pcap-05.html and
-https://www.ietf.org/archive/id/draft-ietf-opsawg-pcapng-03.html. What they hold beside packets (names, comments, keys) is not read.
+https://www.ietf.org/archive/id/draft-ietf-opsawg-pcapng-03.html. What they hold beside packets (names, comments) is not read.
 """
 
 from __future__ import annotations
