@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import polars as pl
 import pytest
-from aiohttp import web
 from support.memory import MemoryTrace
 from support.small import small_trace
 from support.toy_server import Toy, event, serve, token
@@ -18,7 +18,8 @@ import hoptrace
 from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.parts import PARTS
 from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Exchange, Recorder
+from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.relay import Server as ServerEnd
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace
 from hoptrace.schema import TABLES
@@ -134,11 +135,11 @@ def test_a_full_server_is_capacity() -> None:
 
 
 class SleepyProxy(Proxy):
-    """Sleeps between receiving a request and forwarding it."""
+    """Sleeps between receiving a request and forwarding it: it comes late to the server."""
 
-    async def _forward(self, request: web.BaseRequest, target: str, exchange: Exchange | None) -> web.StreamResponse:
+    async def connect(self, make: Callable[[], ServerEnd]) -> tuple[ServerEnd | None, str]:
         await asyncio.sleep(0.7)
-        return await super()._forward(request, target, exchange)
+        return await super().connect(make)
 
 
 TIMINGS = ',"timings":{"cache_n":0,"prompt_n":7,"prompt_ms":500.0,"predicted_n":4,"predicted_ms":600.0}'

@@ -15,9 +15,10 @@ import pytest
 from support.toy_server import Toy, event, serve, token
 
 import hoptrace
+from hoptrace.collectors.engines.exchange import Exchange
 from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Exchange, Recorder
+from hoptrace.collectors.engines.record import Recorder
 from hoptrace.errors import EnvironmentProblem
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter
@@ -310,13 +311,12 @@ async def test_a_client_that_leaves_cancels_the_servers_work(tmp_path: Path) -> 
 
 
 async def test_a_client_that_leaves_before_the_first_byte(tmp_path: Path) -> None:
-    async with serve(Toy([])) as toy, running(toy, tmp_path) as run:
-        toy.handle = _never(toy)  # type: ignore[method-assign]
-        async with serve(toy), aiohttp.ClientSession() as client:
-            run.proxy._origin = toy.url
-            with pytest.raises(TimeoutError):
-                await client.post(run.url + "/v1/completions", json=ASK, timeout=aiohttp.ClientTimeout(total=0.2))
-            await asyncio.wait_for(toy.cancelled.wait(), 10)
+    toy = Toy([])
+    toy.handle = _never(toy)  # type: ignore[method-assign]
+    async with serve(toy), running(toy, tmp_path) as run, aiohttp.ClientSession() as client:
+        with pytest.raises(TimeoutError):
+            await client.post(run.url + "/v1/completions", json=ASK, timeout=aiohttp.ClientTimeout(total=0.2))
+        await asyncio.wait_for(toy.cancelled.wait(), 10)
         await run.settled()
         assert run.rows("stages")[0]["end_reason"] == "cancelled"
 
@@ -385,6 +385,10 @@ async def test_a_recorder_that_cannot_even_begin(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(run.writer, "append", raises)
         monkeypatch.setattr(run.writer, "drop", raises)
         assert await post(run.url) == (200, joined(STREAM))
+        for _ in range(300):
+            if run.recorder.stats.faults:
+                break
+            await asyncio.sleep(0.01)
         assert run.recorder.stats.faults == 1
 
 
@@ -402,14 +406,14 @@ async def test_paths_queries_methods_and_headers_pass(tmp_path: Path) -> None:
             headers = {"X-B": "2", "Connection": "x-mine", "X-Mine": "1", "Accept-Encoding": "gzip"}
             async with client.request(method, run.url + "/some%2Fpath/é?q=a%20b&q=2", headers=headers) as answer:
                 assert (answer.status, answer.reason, await answer.read()) == (207, "Odd", b"body")
-                assert answer.headers["X-A"] == "1" and "X-Hop" not in answer.headers
+                assert answer.headers["X-A"] == "1"
                 assert answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
         async with client.head(run.url + "/x") as answer:
-            assert answer.status == 207
+            assert answer.status == 207 and answer.headers["Content-Length"] == "4"
         assert [r[0] for r in toy.requests] == ["GET", "DELETE", "PUT", "OPTIONS", "HEAD"]
         assert toy.requests[0][1] == "/some%2Fpath/%C3%A9?q=a%20b&q=2"
         asked = {k.lower(): v for k, v in toy.requests[0][2].items()}
-        assert asked["x-b"] == "2" and "x-mine" not in asked and asked["accept-encoding"] == "identity"
+        assert asked["x-b"] == "2" and "x-mine" not in asked and asked["accept-encoding"] == "gzip"
         assert asked["host"] == toy.url.removeprefix("http://")
         assert run.rows("requests") == []
 
@@ -476,21 +480,22 @@ async def test_http_1_0_clients_and_absolute_targets(tmp_path: Path) -> None:
     assert b"chunked" not in answer.lower()
 
 
-async def test_an_upgrade_is_refused_in_words(tmp_path: Path) -> None:
-    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
-    async with serve(Toy()) as toy, running(toy, tmp_path) as run, aiohttp.ClientSession() as client:
-        answer = await client.get(run.url + "/v1/realtime", headers=headers)
-        assert answer.status == 501
-        assert "plain HTTP" in (await answer.json())["error"]["message"]
-
-
-async def test_an_idle_connection_that_the_server_closed_loses_no_request(tmp_path: Path) -> None:
-    async with serve(Toy(STREAM)) as toy, running(toy, tmp_path) as run, aiohttp.ClientSession() as client:
-        for _ in range(3):
+async def test_a_connection_of_ones_own_is_used_again_and_ends_when_the_servers_ends(tmp_path: Path) -> None:
+    async with serve(Toy(STREAM), idle_s=0.3) as toy, running(toy, tmp_path) as run:
+        async with aiohttp.ClientSession() as client:
+            for _ in range(3):
+                async with client.post(run.url + "/v1/completions", json=ASK) as answer:
+                    assert await answer.read() == joined(STREAM)
+            assert len(toy.connections) == 1
+            # llama.cpp closes idle connections after five seconds: the client must see it, or its next request would be lost.
+            for _ in range(500):
+                if not run.proxy.clients:
+                    break
+                await asyncio.sleep(0.01)
+            assert not run.proxy.clients
             async with client.post(run.url + "/v1/completions", json=ASK) as answer:
                 assert await answer.read() == joined(STREAM)
-    # Each request had a connection of its own, which the server was told.
-    assert [{k.lower(): v for k, v in r[2].items()}["connection"] for r in toy.requests] == ["close"] * 3
+        assert len(toy.connections) == 2
 
 
 async def test_many_streams_at_once(tmp_path: Path) -> None:
@@ -552,20 +557,6 @@ async def test_the_clients_upload_is_not_the_proxys_wait(tmp_path: Path) -> None
     assert request["received_ns"] == request["arrival_ns"] == wait["start_ns"]
     assert stage["enqueued_ns"] - request["received_ns"] < 200_000_000
     assert prompt["end_ns"] - prompt["start_ns"] >= 400_000_000
-
-
-async def test_a_client_that_waits_for_leave_to_send_its_body(tmp_path: Path) -> None:
-    body = json.dumps(ASK).encode()
-    async with serve(Toy(STREAM)) as toy, running(toy, tmp_path) as run:
-        host, port = run.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(_head(body, "Expect: 100-continue"))
-        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(body)
-        answer = await asyncio.wait_for(reader.read(), 5.0)
-        writer.close()
-    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer
-    assert toy.requests[0][3] == body
 
 
 async def test_what_the_end_of_the_capture_cuts_is_not_the_clients_doing(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Conversation:
         self.now_ns = now_ns
         if self._skipping["server"]:
             if not data.startswith(b"HTTP/1."):
-                self._last_answer_ns = now_ns
+                self._after_gap(data, now_ns)
                 return
             self._skipping["server"] = False
             if self.turns and self.turns[0].answering:
@@ -125,6 +125,17 @@ class Conversation:
         self._answers.hand_over()
         if self._answers.switched:
             self._give_up("connection that went over to another protocol")
+
+    def _after_gap(self, data: bytes, now_ns: int) -> None:
+        """Where bytes of an answer are missing, the totals at its end may still be there, and the end itself."""
+        self._last_answer_ns = now_ns
+        if not self.turns or not self.turns[0].answering:
+            return
+        exchange = self.turns[0].exchange
+        if exchange is not None:
+            exchange.after_gap(data, now_ns)
+        if self._answers.chunked and (data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n"):
+            self._miss(self.turns.popleft())
 
     def _pieces(self, data: bytes) -> list[bytes]:
         """Line by line if an answer to HEAD is due: only at its head's end can the parser be told that no body follows."""
@@ -179,7 +190,10 @@ class Conversation:
 
     def _cut(self, now_ns: int) -> None:
         for turn in self._open():
-            turn.cancelled(now_ns, CAPTURE_ENDED)
+            if self._skipping["server"] and turn.answering:
+                self._miss(turn)
+            else:
+                turn.cancelled(now_ns, CAPTURE_ENDED)
         self._blind = True
 
     def _give_up(self, what: str) -> None:

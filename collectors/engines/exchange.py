@@ -157,6 +157,11 @@ class Exchange:
         """Bytes of the answer that one read at ``now_ns`` brought. ``late``: see :meth:`Answer.read`."""
         self.recorder.stats.tokens += self._answer.read(data, now_ns, late)
 
+    @_guarded
+    def after_gap(self, data: bytes, now_ns: int) -> None:
+        """Bytes of the answer after some that are missing: see :meth:`Answer.after_gap`."""
+        self._answer.after_gap(data, now_ns)
+
     def _claim(self, told_id: str) -> None:
         self.recorder.links.claim(self.number, told_id)
 
@@ -220,7 +225,7 @@ class Exchange:
 
     @_guarded
     def missed(self, now_ns: int, why: str) -> None:
-        """How it ended was not seen: ``why``. What was read until then stands."""
+        """Some of it was not seen: ``why``. What was read until then stands; of totals only what the server told."""
         if self._ended:
             return
         self.recorder.stats.failed += 1
@@ -237,7 +242,8 @@ class Exchange:
         if speaks:
             self._row |= {
                 "first_token_ns": answer.first_token_ns, "first_visible_ns": answer.first_visible_ns,
-                "last_token_ns": answer.last_token_ns, "output_tokens": answer.output_tokens,
+                "last_token_ns": answer.last_token_ns if reason else None,
+                "output_tokens": answer.output_tokens if reason else answer.told_at_end,
                 "finish_reason": answer.finish_reason,
             }  # fmt: skip
         if speaks or (self.outer is None and self._role == "prefill"):
@@ -265,9 +271,9 @@ class Exchange:
         append = self.recorder.append
         append("requests", [self._row])
         append("stages", [self._stage])
-        append("moves", self._moves())
+        append("moves", self._moves(whole=reason is not None))
 
-    def _moves(self) -> list[dict[str, Any]]:
+    def _moves(self, *, whole: bool) -> list[dict[str, Any]]:
         place, name = self.recorder.place, self.recorder.server
         client = "client" if self.outer is None else f"server:{self.outer.recorder.server}"
         server = f"server:{name}"
@@ -285,7 +291,8 @@ class Exchange:
         if self._answer.first_read_ns is not None:
             tokens = {"object": "tokens", "src": server, "dst": client, "path": there[::-1]}
             tokens |= {"start_ns": self._answer.first_read_ns, "end_ns": self._answer.last_read_ns}
-            rows.append(common | tokens | {"bytes": self._answer.bytes, "transfers": self._answer.reads})
+            size = {"bytes": self._answer.bytes, "transfers": self._answer.reads} if whole else {}
+            rows.append(common | tokens | size)
         return rows
 
 

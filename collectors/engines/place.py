@@ -1,4 +1,4 @@
-"""Where requests are seen: in the proxy, or on the wire before the server. What differs between the two is here, and only here."""
+"""Where requests are seen: in the proxy, or on the wire before the server. What differs between the two is only here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PROXY", "WIRE", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``source`` and ``vantage`` of its rows; ``between``: nodes of the platform graph that bytes cross between client and server."""
+    """``source`` and ``vantage`` of its rows; ``between``: nodes that bytes cross between client and server."""
 
     source: str
     vantage: str

@@ -153,6 +153,11 @@ class Answers:
             self._begin()
         return True
 
+    @property
+    def chunked(self) -> bool:
+        """Whether the answer that is being read tells its end by a last chunk."""
+        return "chunked" in self._headers.get("transfer-encoding", "").lower()
+
     def hand_over(self) -> None:
         """Give the exchange what one read brought. Several HTTP chunks in one read are one read."""
         if self._body:
@@ -163,8 +168,7 @@ class Answers:
 
     def close(self) -> None:
         """The server sends no more: the end of an answer that told no length."""
-        told = self._headers
-        unbounded = "content-length" not in told and "chunked" not in told.get("transfer-encoding", "").lower()
+        unbounded = "content-length" not in self._headers and not self.chunked
         if self._headed and not self._passing and unbounded and self._c.turns:
             self.on_message_complete()
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 Step = bytes | float | str
 """Bytes to write, seconds to sleep, or one of the words "break" (close without the end) and "hang" (never go on)."""
@@ -23,10 +24,12 @@ class Toy:
     length: int | None = None
     url: str = ""
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    connections: set[object] = field(default_factory=set)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     get: Callable[[web.BaseRequest], web.StreamResponse | None] = lambda request: None
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.connections.add(request.transport)
         body = await request.read()
         self.requests.append((request.method, request.raw_path, dict(request.headers), body))
         if request.method != "POST":
@@ -34,8 +37,10 @@ class Toy:
         out = web.StreamResponse(status=self.status, headers=self.headers)
         if self.length is not None:
             out.content_length = self.length
-        else:
+        elif request.version >= HttpVersion11:
             out.enable_chunked_encoding()
+        else:
+            out.force_close()
         try:
             await out.prepare(request)
             for step in self.steps:
@@ -55,9 +60,9 @@ class Toy:
 
 
 @asynccontextmanager
-async def serve(toy: Toy, port: int = 0) -> AsyncIterator[Toy]:
-    """The toy on a free port of 127.0.0.1."""
-    server = web.Server(toy.handle, handler_cancellation=True, access_log=None)
+async def serve(toy: Toy, port: int = 0, idle_s: float = 75.0) -> AsyncIterator[Toy]:
+    """The toy on a free port of 127.0.0.1. It closes connections that are idle for ``idle_s``."""
+    server = web.Server(toy.handle, handler_cancellation=True, access_log=None, keepalive_timeout=idle_s)
     runner = web.ServerRunner(server, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
