@@ -78,6 +78,7 @@ class Sink:
         manifest: the trace's; servers, hosts and platform may be filled in.
         sha256: of the file, in hex.
         main: the table whose rows are the file's records. ``read = written + rejected`` is checked for it.
+        hint: the remedy to name if every record is rejected.
         epoch: whether times are UTC or count from the log's own start; files of both in one trace are told to the user.
         read, written, rejected: records so far.
     """
@@ -99,6 +100,7 @@ class Sink:
         self.options = options
         self.sha256 = sha256
         self.main = "requests"
+        self.hint: str | None = None
         self.epoch: Literal["utc", "relative"] | None = None
         self.read = self.written = self.rejected = 0
         self.next_request = offset
@@ -214,7 +216,8 @@ class Sink:
             raise RuntimeError(f"importer {self.kind} counted wrong: {counted}")
         if self.rejected and not self.written:
             why = self._rejects.first(self.path)
-            raise InputError(f"No record of {self.path} can be used: all {self.rejected:,} were rejected. The first: {why}.")
+            all_were = "its only one was" if self.rejected == 1 else f"all {self.rejected:,} were"
+            raise InputError(f"No record of {self.path} can be used: {all_were} rejected. The first: {why}.", hint=self.hint)
 
     def _cover(self, table: str, frame: pl.DataFrame) -> None:
         sources = frame["source"].unique().to_list() if frame["source"].n_unique() > 1 else [frame["source"][0]]

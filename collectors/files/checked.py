@@ -10,7 +10,7 @@ from hoptrace.collectors.files.values import Read, is_missing, whole
 
 __all__ = ["Batch", "Requests"]
 
-_LONGER = "{{n}} requests are longer than the context of {most:,} tokens: they are kept as they are."
+_LONGER = "Requests longer than the context of {most:,} tokens, kept as they are: {{n}}."
 
 
 class Batch:

@@ -15,7 +15,12 @@ __all__ = ["MODULES", "importers", "kind_of"]
 # Modules of this folder that have an IMPORTER.
 MODULES = (
     "request_csv",
+    "burstgpt",
+    "bailian",
+    "llmservingsim",
+    "servegen",
     "mooncake",
+    "access_log",
 )
 
 

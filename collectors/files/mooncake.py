@@ -15,6 +15,7 @@ from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.checked import Batch, Requests
 from hoptrace.collectors.files.json_rows import json_frames, keys_of
 from hoptrace.collectors.files.prefix import Prefixes
+from hoptrace.collectors.files.turns import Turns
 from hoptrace.collectors.files.values import duration_ns, is_missing
 
 __all__ = ["BLOCK_TOKENS", "IMPORTER", "Mooncake"]
@@ -27,10 +28,10 @@ _TEXTS = (
     "messages",
 )  # fmt: skip
 _USED = {*_TEXTS, "hash_ids"}
-_UNTIMED = "{n} requests have no timestamp: they arrive with the line before, in the file's order."
-_NO_OUTPUT = "{n} requests have no output_length: it is unknown, and a replay leaves them out."
-_NO_PROMPT = "{n} requests give a text instead of its length in tokens: that is unknown, and a replay leaves them out."
-_DELAYED = "{n} requests say how long after the turn before they come (delay, kept as think_ns), not when."
+_UNTIMED = "Requests without a timestamp (they arrive with the line before, in the file's order): {n}."
+_NO_OUTPUT = "Requests without output_length (it is unknown, and a replay leaves them out): {n}."
+_NO_PROMPT = "Requests with a text instead of its length in tokens (that is unknown, and a replay leaves them out): {n}."
+_DELAYED = "Requests that say how long after the turn before they come (delay, kept as think_ns), not when: {n}."
 
 
 class Mooncake(Importer):
@@ -51,7 +52,7 @@ class Mooncake(Importer):
         """One request a line; what cannot be used is rejected with its line."""
         sink.epoch = "relative"
         sink.note("Times are ms since the log's own start.")
-        requests, prefixes, turns = Requests(sink), Prefixes(sink, BLOCK_TOKENS), _Turns()
+        requests, prefixes, turns = Requests(sink), Prefixes(sink, BLOCK_TOKENS), Turns()
         last = 0
         for frame in json_frames(sink, _TEXTS, ("hash_ids",)):
             batch = Batch(frame)
@@ -69,7 +70,7 @@ class Mooncake(Importer):
             rows = rows.with_columns(pl.col("received_ns").forward_fill().fill_null(last).alias("arrival_ns"))
             last = int(rows["arrival_ns"][-1])
             self._tell(sink, rows)
-            rows = prefixes.columns(turns.parents(rows)).drop("session_id")
+            rows = prefixes.columns(turns.link(rows, "session_id")).drop("session_id")
             requests.write(
                 rows.with_columns(pl.when(pl.col("received_ns").is_not_null()).then(pl.lit("received")).alias("arrival_of"))
             )
@@ -95,27 +96,6 @@ class Mooncake(Importer):
         sink.tally(_DELAYED, int((untimed & delayed).sum()))
         sink.tally(_NO_OUTPUT, rows["output_tokens"].null_count())
         sink.tally(_NO_PROMPT, rows["prompt_tokens"].null_count())
-
-
-class _Turns:
-    """Which request of the same AIPerf session came before: its turns run one after another."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, int] = {}
-
-    def parents(self, rows: pl.DataFrame) -> pl.DataFrame:
-        session = rows["session_id"]
-        if session.null_count() == rows.height:
-            return rows
-        before = rows.select(pl.col("request").shift(1).over("session_id").alias("parent"), "session_id")
-        opening = before["parent"].is_null() & session.is_not_null()
-        known = [self._last.get(s) if o else None for s, o in zip(session, opening, strict=True)]
-        parent = pl.select(
-            pl.when(session.is_not_null()).then(pl.coalesce(before["parent"], pl.Series(known, dtype=pl.Int64)))
-        ).to_series()
-        latest = rows.filter(session.is_not_null()).group_by("session_id").agg(pl.col("request").last())
-        self._last.update(zip(latest["session_id"].to_list(), latest["request"].to_list(), strict=True))
-        return rows.with_columns(parent.alias("parent_request"))
 
 
 def _session(frame: pl.DataFrame) -> pl.Series:

@@ -12,9 +12,9 @@ from hoptrace.collectors.files.idtable import BlockIds
 __all__ = ["Prefixes"]
 
 _SIZES = (512, 16, 32, 64, 128, 256, 1024, 2048)
-_FEW = "{n} requests have fewer block hashes than their prompt has blocks: what no hash covers is taken as unlike any other text."
-_MANY = "{n} requests have more block hashes than their prompt has blocks: the surplus was left out."
-_MOVED = "{n} requests have block hashes that also stand behind other blocks: those were replaced by hashes of the whole prefix."
+_FEW = "Requests with fewer block hashes than their prompt has blocks (what no hash covers counts as unlike any other text): {n}."
+_MANY = "Requests with more block hashes than their prompt has blocks (the surplus was left out): {n}."
+_MOVED = "Requests whose block hashes also stand behind other blocks (they were replaced by hashes of the whole prefix): {n}."
 _FULL = "There are more different block hashes than are kept in memory: whether late ones stand for one length was not checked."
 _TWO = "a block hash stands for blocks of two lengths"
 

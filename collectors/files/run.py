@@ -77,14 +77,15 @@ def import_files(
     """
     if out.exists():
         raise UsageError(f"{out} is already there.", hint="Choose another name after -o, or remove it first.")
-    chosen = _chosen(paths, kind)
+    options = options or Options()
+    chosen = _chosen(paths, _mapped(kind, options))
     refused = Rejects(rejects, strict=strict)
     working = out.with_name(out.name + _WORKING)
     _clear(working)
     manifest = Manifest(origin="imported")
     try:
         with TraceWriter(working, manifest, background=False, part_rows=_PART_ROWS) as writer:
-            sinks = _read(chosen, writer, refused, options or Options(), progress)
+            sinks = _read(chosen, writer, refused, options, progress)
             refused.raise_if_strict()
             _describe(chosen, sinks, manifest, writer, refused, source, licence)
         beyond = 0
@@ -102,12 +103,26 @@ def import_files(
     return Imported(manifest, read, written, refused.total, beyond, refused.reasons, refused.kept.head(5).to_dicts())
 
 
+def _mapped(kind: str | None, options: Options) -> str | None:
+    """A log whose columns the user describes is of the kind `log`."""
+    if options.mapping is None and options.line_format is None:
+        return kind
+    if kind not in (None, "log"):
+        raise UsageError(f"--map and --format are for access logs, not for the kind {kind}.", hint="Leave --kind out.")
+    return "log"
+
+
 def _chosen(paths: Sequence[Path], kind: str | None) -> list[tuple[Path, Importer, list[Path]]]:
     """The files to read with their importers, and what each of them reads besides."""
     found = [(path, kind_of(path, kind)) for path in paths]
-    chosen = [(path, importer, [p for p in importer.companions(path) if p.exists()]) for path, importer in found]
-    beside = {p.resolve() for _, _, more in chosen for p in more}
-    chosen = [c for c in chosen if c[0].resolve() not in beside] or chosen
+    chosen: list[tuple[Path, Importer, list[Path]]] = []
+    beside: set[Path] = set()
+    for path, importer in found:
+        if path.resolve() in beside:
+            continue
+        more = [p for p in importer.companions(path) if p.exists()]
+        beside |= {p.resolve() for p in more}
+        chosen.append((path, importer, more))
     twice = [p for i, (p, _, _) in enumerate(chosen) if p.resolve() in {q.resolve() for q, _, _ in chosen[:i]}]
     if twice:
         raise UsageError(f"{twice[0]} is named twice.", hint="Its requests would count twice.")
