@@ -149,26 +149,30 @@ class Ring:
             self._sock.close()
             raise
         self._blocks = blocks
-        self._block = 0
+        self._block = self._at = 0
+        self._left: int | None = None
 
     def frames(self) -> Iterator[Frame]:
-        """What has come, in order. A block goes back to the kernel when its last packet has been taken (or the caller stops)."""
+        """What has come, in order; whoever stops in between goes on there. A block goes back to the kernel when what follows its
+        last packet is asked for."""
         view = self._view
         while True:
             base = self._block * BLOCK_BYTES
-            _, _, status, packets, first, _, _ = _BLOCK.unpack_from(view, base)
-            if not status & _STATUS_USER:
-                return
-            try:
-                at = base + first
-                for _ in range(packets):
-                    following, seconds, ns, captured, size, _, _, network = _HEADER.unpack_from(view, at)
-                    start = at + network
-                    yield Frame(view, start, start + captured, size - captured, seconds * 1_000_000_000 + ns)
-                    at += following
-            finally:
-                self._block = (self._block + 1) % self._blocks
-                struct.pack_into("=I", view, base + 8, _STATUS_KERNEL)
+            if self._left is None:
+                _, _, status, packets, first, _, _ = _BLOCK.unpack_from(view, base)
+                if not status & _STATUS_USER:
+                    return
+                self._left, self._at = packets, base + first
+            while self._left:
+                at = self._at
+                following, seconds, ns, captured, size, _, _, network = _HEADER.unpack_from(view, at)
+                self._at += following
+                self._left -= 1
+                start = at + network
+                yield Frame(view, start, start + captured, size - captured, seconds * 1_000_000_000 + ns)
+            self._left = None
+            self._block = (self._block + 1) % self._blocks
+            struct.pack_into("=I", view, base + 8, _STATUS_KERNEL)
 
     def dropped(self) -> int:
         """Packets that the kernel had no room for since the last call."""

@@ -76,6 +76,7 @@ class Sniffer:
         self._refused: Counter[str] = Counter()
         self._told_gaps = self._told_bytes = 0
         self._noted = False
+        self._rows = self._mark = 0
         self.packets = 0
         self.dropped = 0
 
@@ -137,13 +138,13 @@ class Sniffer:
         """Read what has come; other tasks have their turn every 2 ms."""
         if self._capture is None or self._recorder is None or self._ctx.writer is None:
             return 0
-        rows = self._recorder.stats.rows
+        self._rows = 0
         await self._drain(self._capture)
         now_ns = self._ctx.writer.clock.now_ns()
         self._wire.tick(now_ns)
         self._count(now_ns)
         await self._work()
-        return self._recorder.stats.rows - rows
+        return self._rows
 
     def restarted(self) -> None:
         """Nothing to do: the connections of the old server were closed, or will be missed."""
@@ -171,6 +172,8 @@ class Sniffer:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _drain(self, capture: Capture) -> None:
+        assert self._recorder is not None
+        self._mark = self._recorder.stats.rows
         self._stamps.batch()
         began = due = time.monotonic_ns()
         due += _SLICE_NS
@@ -190,15 +193,23 @@ class Sniffer:
                 if now > due:
                     if now - began > _SAMPLE_NS:
                         break
-                    await asyncio.sleep(0)
+                    await self._turn()
                     due = time.monotonic_ns() + _SLICE_NS
         self._count_dropped(capture)
 
     async def _work(self) -> None:
         assert self._recorder is not None
         while self._recorder.work():
-            await asyncio.sleep(0)
+            await self._turn()
+        await self._turn()
+
+    async def _turn(self) -> None:
+        """Let others have theirs. The recorder's figures may be those of several servers: rows are counted up to here."""
+        assert self._recorder is not None
+        stats = self._recorder.stats
+        self._rows += stats.rows - self._mark
         await asyncio.sleep(0)
+        self._mark = stats.rows
 
     def _count_dropped(self, capture: Capture) -> None:
         if n := capture.dropped():
