@@ -40,7 +40,7 @@ def recording(url: str, out: Path, **options: Any) -> Iterator[str]:
         if here.poll(_END_S):
             _hear(here)
     finally:
-        child.join(10.0)
+        child.join(_END_S)
         if child.is_alive():
             child.kill()
         here.close()

@@ -22,19 +22,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+from urllib.parse import urlsplit
 
 from hoptrace.collectors.base import Collector, Finding
 from hoptrace.collectors.beat import Beat, Source
 from hoptrace.collectors.context import Options
 from hoptrace.collectors.coverage import Coverage
 from hoptrace.collectors.engines.hashing import HashKey, load_key
+from hoptrace.collectors.engines.place import PROXY, WIRE
 from hoptrace.collectors.engines.proxy import Proxy, listen
 from hoptrace.collectors.engines.record import Recorder, Stats
+from hoptrace.collectors.engines.sniff import Sniffer
 from hoptrace.collectors.hardware.process import ProcessCollector, own_host
 from hoptrace.collectors.links import Links
 from hoptrace.collectors.steps import store_steps
 from hoptrace.collectors.target import Target, name_apart
-from hoptrace.errors import HoptraceError, UsageError
+from hoptrace.errors import EnvironmentProblem, HoptraceError, UsageError
 from hoptrace.manifest import CollectorInfo, Manifest, Server
 from hoptrace.writer import TraceWriter
 
@@ -42,6 +45,8 @@ __all__ = ["REQUEST_TABLES", "Session", "Status"]
 
 REQUEST_TABLES = ("requests", "stages", "tokens", "moves", "waits")
 _WATCH_S, _SOURCE = 1.0, "session"
+_EXACT = ("vllm-plugin",)
+"""Sources that know a request's times inside its engine better than a span does."""
 
 
 @dataclass(slots=True)
@@ -63,7 +68,6 @@ class Session:
     Args:
         proxy: (host, port) to listen on (port 0: a free one), or null. Several servers: the next ports for the next servers.
         sniff: (interface, port) to capture passively instead, or null. Without either no request is seen from outside.
-        otlp: whether spans are received, on the addresses that ``options`` tell.
         pid: the server's process, "auto" to look for it, or null not to record it. Several servers: auto or null.
         every_s: time between two samples of counters.
         hashes: whether prompts' prefixes are hashed; ``group`` names the key, ``hash_key`` gives it.
@@ -81,7 +85,6 @@ class Session:
         *,
         proxy: tuple[str, int] | None = None,
         sniff: tuple[str, int] | None = None,
-        otlp: bool = False,
         pid: int | Literal["auto"] | None = "auto",
         every_s: float = 0.1,
         hashes: bool = True,
@@ -95,7 +98,7 @@ class Session:
         self._urls = [url] if isinstance(url, str) else list(url)
         if not isinstance(pid, str | None) and len(self._urls) > 1:
             raise UsageError("One --pid can't be that of several servers.", hint="Leave it out: their processes are looked for.")
-        self._listen, self._sniff, self._otlp = proxy, sniff, otlp
+        self._listen, self._sniff = proxy, sniff
         self._pid, self._every_s = pid, every_s
         self._hashes, self._group, self._hash_key = hashes, group, hash_key
         self._key, self._title = key, title
@@ -121,6 +124,11 @@ class Session:
     def url(self) -> str:
         """The first server's URL."""
         return self.targets[0].ctx.api.url if self.targets else self._urls[0]
+
+    @property
+    def outside(self) -> Literal["proxy", "sniff"] | None:
+        """How requests are seen from outside the engine; null if they are not."""
+        return "proxy" if self._listen is not None else "sniff" if self._sniff is not None else None
 
     @property
     def proxy_url(self) -> str:
@@ -201,8 +209,8 @@ class Session:
                 await self._proxy(target, socks[i])
         if not socks:
             self.findings["proxy"] = Finding(False, self._no_proxy())
-        if self._otlp:
-            await self._receive_spans()
+        if self._options.otlp is not None:
+            await self._receive_spans(self._options.otlp)
         self._writer.update(self._note_findings)
         self._tasks = [asyncio.create_task(self._beat.run(s)) for s in self._sources]
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -217,6 +225,8 @@ class Session:
                 except Exception as e:  # what can't begin is noted; the rest goes on
                     finding = Finding(False, f"it could not begin ({type(e).__name__}: {e})"[:300])
             label = self._label(c.name, target)
+            if isinstance(c, Sniffer) and not finding.available:
+                raise EnvironmentProblem(f"--sniff can't see requests here: {finding.reason}.", hint="Or use --proxy :PORT.")
             self.findings[label] = finding
             if finding.available:
                 self._sources.append(Source(label, c, target.name if target else None))
@@ -229,7 +239,8 @@ class Session:
         return name if target is None or len(self.targets) == 1 else f"{name}@{target.name}"
 
     def _recorder(self, target: Target) -> Recorder:
-        recorder = Recorder(self._writer, target.name, target.ctx.key)
+        place = PROXY if self._sniff is None else WIRE
+        recorder = Recorder(self._writer, target.name, target.ctx.key, self._links, place)
         recorder.stats = self._status.requests
         return recorder
 
@@ -247,10 +258,26 @@ class Session:
         return "no --proxy was given: requests and tokens are not seen from outside"
 
     def _sniffers(self, target: Target) -> list[Collector]:
-        return []
+        if self._sniff is None:
+            return []
+        iface, port = self._sniff
+        if len(self.targets) > 1:  # each at its own port
+            parts = urlsplit(target.ctx.api.url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        return [Sniffer(target.ctx, self._recorder(target), iface, port)]
 
-    async def _receive_spans(self) -> None:
-        return None
+    async def _receive_spans(self, address: tuple[str, int]) -> None:
+        # gRPC's import takes a quarter of a second: only where spans are wanted.
+        from hoptrace.collectors.engines.otlp import OtlpReceiver
+
+        exact = {s.server for s in self._sources if s.server and s.collector.name in _EXACT}
+        servers = [t.server for t in self.targets]
+        key = self.targets[0].ctx.key
+        receiver = OtlpReceiver(self._writer, self._links, self._host, address, servers=servers, key=key, exact=exact)
+        await self._take(None, [receiver])
+        finding = self.findings[receiver.name]
+        if not finding.available:
+            raise EnvironmentProblem(f"--otlp can't listen: {finding.reason}.", hint="Choose another port: --otlp :4328.")
 
     def _manifest(self) -> Manifest:
         nodes, links = [{"name": "client"}], []

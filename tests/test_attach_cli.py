@@ -135,7 +135,7 @@ def test_a_process_that_does_not_hold_the_port(url: str, tmp_path: Path) -> None
 def test_explain(url: str) -> None:
     done = run(url, "--explain", "--pid", "none")
     assert done.returncode == 0
-    assert "Can't be recorded:" in done.stdout and "start llama-server with --slots" in done.stdout
+    assert "Not here:" in done.stdout and "start llama-server with --slots" in done.stdout
     assert json.loads(run(url, "--explain", "--json").stdout)["server"]["engine"] == "llama.cpp"
 
 

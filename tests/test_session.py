@@ -63,8 +63,8 @@ async def test_a_capture_from_end_to_end(tmp_path: Path) -> None:
     assert trace.manifest.closed and trace.manifest.rows_dropped == {}
     (told,) = trace.manifest.servers
     assert (told.name, told.max_sequences, told.pid) == ("llamacpp", 4, os.getpid())
-    assert {c.name: c.available for c in trace.manifest.collectors} == {
-        "llamacpp-metrics": True, "llamacpp-slots": True, "process": True, "proxy": True,
+    assert {c.name for c in trace.manifest.collectors if c.available} == {
+        "llamacpp-metrics", "llamacpp-slots", "process", "proxy",
     }  # fmt: skip
     assert len(rows(out, "requests")) == 3 and len(rows(out, "tokens")) == 6
     assert [e["kind"] for e in rows(out, "events")] == ["start", "stop"]
@@ -110,12 +110,12 @@ async def test_a_server_that_dies_and_returns(tmp_path: Path) -> None:
 
 
 async def test_a_collector_that_fails_is_counted_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hoptrace.collectors.engines.llamacpp import MetricsCollector
+    from hoptrace.collectors.engines.metrics_source import MetricsSource
 
-    def fails(self: Any, reply: Any) -> Any:
+    def fails(self: Any, *_: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(MetricsCollector, "_rows", fails)
+    monkeypatch.setattr(MetricsSource, "_take", fails)
     out = tmp_path / "t.trace"
     async with serve(toy()) as server, Session(server.url, out, pid=None, every_s=0.01) as s:
         await until(lambda: s.status().dropped.get("llamacpp-metrics: ZeroDivisionError", 0) >= 2)
@@ -142,9 +142,11 @@ async def test_what_goes_wrong_at_the_beginning_leaves_nothing_behind(tmp_path: 
 
 async def test_explain_records_nothing() -> None:
     async with serve(toy()) as server:
-        told, findings = await explain(server.url, pid=os.getpid())
-    assert told.engine == "llama.cpp"
-    assert {n: f.available for n, f in findings.items()} == {"llamacpp-metrics": True, "llamacpp-slots": True, "process": True}
+        told = await explain(server.url, pid=os.getpid())
+    assert told.server.engine == "llama.cpp"
+    assert [c.name for c in told.plan.data_path] == ["sniff", "proxy"]
+    findings = told.findings
+    assert {n for n, f in findings.items() if f.available} == {"llamacpp-metrics", "llamacpp-slots", "process"}
 
 
 def test_beside_a_program_without_an_event_loop(tmp_path: Path) -> None:
@@ -205,3 +207,39 @@ async def test_a_server_that_answers_anything_is_not_taken(tmp_path: Path, body:
     async with serve(Toy(get=lambda _: web.Response(body=body, content_type="application/json"))) as server:
         with pytest.raises(EnvironmentProblem, match="not an OpenAI-compatible server"):
             await Session(server.url, tmp_path / "t.trace").start()
+
+
+async def test_two_servers_in_one_trace(tmp_path: Path) -> None:
+    """A router hands a request from one server to the next under one x-request-id: one request, two stays."""
+    out = tmp_path / "t.trace"
+    async with (
+        serve(toy()) as one,
+        serve(toy()) as two,
+        Session([one.url, two.url], out, proxy=("127.0.0.1", 0), pid=None, every_s=0.02, hash_key=KEY) as s,
+    ):
+        first, second = s.proxy_urls
+        assert [t.name for t in s.targets] == ["llamacpp", "llamacpp-2"]
+        async with aiohttp.ClientSession() as client:
+            away, here = {"do_remote_decode": True}, {"do_remote_prefill": True}
+            for url, name, kv in ((first, "r1", away), (second, "r1", here), (second, "r2", {}), (first, None, {})):
+                headers = {"x-request-id": name} if name else {}
+                ask = ASK | {"kv_transfer_params": kv}
+                async with client.post(url + "/v1/completions", json=ask, headers=headers) as answer:
+                    await answer.read()
+        await until(lambda: s.status().requests.finished == 4)
+    trace = hoptrace.open(out)
+    assert sorted(c.name for c in trace.manifest.collectors if c.available) == sorted(
+        f"{c}@{n}" for c in ("llamacpp-metrics", "llamacpp-slots", "proxy") for n in ("llamacpp", "llamacpp-2")
+    )
+    requests = trace.table("requests").collect().sort("request")
+    assert requests["request_id"].to_list() == ["r1", "r2", "c1"]
+    stays = trace.table("stages").collect().sort("request", "stage")
+    assert stays.select("request", "stage", "server", "role", "end_reason").rows() == [
+        (0, 0, "llamacpp", "prefill", "handed over"), (0, 1, "llamacpp-2", "decode", "done"),
+        (1, 0, "llamacpp-2", "both", "done"), (2, 0, "llamacpp", "both", "done"),
+    ]  # fmt: skip
+    first_stay, second_stay = stays.filter(request=0).to_dicts()
+    row = requests.row(0, named=True)
+    assert row["received_ns"] <= first_stay["enqueued_ns"] < second_stay["enqueued_ns"] < row["finish_ns"]
+    assert row["arrival_ns"] == row["received_ns"]
+    assert trace.manifest.rows_dropped == {} and len(rows(out, "tokens")) == 6

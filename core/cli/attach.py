@@ -56,11 +56,23 @@ class Pid(click.ParamType[Any]):
 
 
 @click.command("attach", short_help="Capture a live server into a trace.")
-@click.argument("url")
+@click.argument("urls", nargs=-1, required=True, metavar="URL [URL ...]")
 @click.option(
     "-o", "--output", "out", type=click.Path(path_type=Path), metavar="T.trace", help="The trace to write; must not exist."
 )
 @click.option("--proxy", type=Address(), metavar="[HOST]:PORT", help="Listen here and pass requests on. Port 0 takes a free one.")
+@click.option("--sniff", metavar="IFACE:PORT", help="See requests on the wire instead, passively: lo:8000 (plain HTTP, root).")
+@click.option("--otlp", type=Address(), metavar="[HOST]:PORT", help="Receive OTLP spans: HTTP here (4318), gRPC one port below.")
+@click.option("--kv-events", metavar="tcp://HOST:PORT", help="Where KV events are published; else from the server's own flags.")
+@click.option("--kv-replay", metavar="tcp://HOST:PORT", help="Where missed KV events are given again.")
+@click.option("--forward-pass", metavar="ENDPOINT", help="Where forward-pass metrics are published (SGLang, Dynamo).")
+@click.option(
+    "--log",
+    "log",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE",
+    help="The server's log, followed as it grows.",
+)
 @click.option("--pid", type=Pid(), default="auto", metavar="auto|N|none", show_default=True, help="The server's process.")
 @click.option("--duration", type=Duration(), metavar="60s", help="Stop after this time; else at Ctrl-C.")
 @click.option(
@@ -75,9 +87,15 @@ class Pid(click.ParamType[Any]):
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
-    url: str,
+    urls: tuple[str, ...],
     out: Path | None,
     proxy: tuple[str, int] | None,
+    sniff: str | None,
+    otlp: tuple[str, int] | None,
+    kv_events: str | None,
+    kv_replay: str | None,
+    forward_pass: str | None,
+    log: Path | None,
     pid: Any,
     duration: float | None,
     every: float,
@@ -88,34 +106,45 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Capture a live OpenAI-compatible server into a trace, until Ctrl-C or --duration.
+    """Capture live OpenAI-compatible servers into a trace, until Ctrl-C or --duration.
 
-    With --proxy, hoptrace listens on a port of its own and passes everything on to URL, byte for byte; point clients at it. Each
-    request to /v1/completions, /v1/chat/completions or /completion is recorded: when it came, each token's time, totals, how it
-    ended. Without it, only counters are: the server's /metrics and /slots (llama.cpp), and what the operating system knows of its
-    process. No prompt and no answer is stored: of a prompt its length, and keyed hashes of its leading blocks (see --no-hashes).
+    hoptrace finds out what answers at URL (vLLM, SGLang, llama.cpp, TensorRT-LLM, Dynamo, TGI), how it is set, and which of its
+    sources are there: metrics, steps from a plug-in or the log, KV events, spans, the process as the operating system sees it.
+    --explain prints the plan: what each source gives, and which flag is missing for what is not there.
+
+    Requests and tokens are seen from outside in one of two ways. --sniff reads the server's plain HTTP off the wire: no client
+    changes anything, and the server notices nothing (needs CAP_NET_RAW). --proxy listens on a port of its own and passes
+    everything on, byte for byte; point clients at it. No prompt and no answer is stored: of a prompt its length, and keyed
+    hashes of its leading blocks (see --no-hashes).
+
+    Several URLs (a prefill and a decode server, a router and its workers) go into one trace; with --proxy the second server has
+    the next port, and so on. A request that a router hands on with the same x-request-id is one request with several stays.
 
     \b
     Tell the server to show more:
       llama-server … --metrics --slots --props
+      vllm serve … --enable-logging-iteration-details       and hoptrace installed beside it: docs/vllm.md
     Clients that stream should ask for totals: "stream_options": {"include_usage": true}.
 
     \b
     Examples:
-      hoptrace attach http://127.0.0.1:8080 --explain
-      hoptrace attach http://127.0.0.1:8080 --proxy :9000 -o run.trace
+      hoptrace attach http://127.0.0.1:8000 --explain
+      hoptrace attach http://127.0.0.1:8000 --sniff lo:8000 -o run.trace
       hoptrace attach http://127.0.0.1:8080 --proxy :9000 --duration 60s --json -o run.trace
-      hoptrace attach http://127.0.0.1:8080 -o counters.trace          counters only
+      hoptrace attach http://prefill:8100 http://decode:8200 --proxy :9000 -o pd.trace
+      hoptrace attach http://127.0.0.1:8080 -o counters.trace          no requests, what the engine tells
 
     \b
     Exit code: 0 done, 2 wrong use, 4 nothing listens there, no OpenAI-compatible server, port taken, disk full.
     """
-    import asyncio
     import json
     import os
     import sys
 
-    from hoptrace.cli.attach_view import end, explained, summary
+    import uvloop
+
+    from hoptrace.cli.attach_view import end, summary
+    from hoptrace.collectors.context import Options
     from hoptrace.errors import UsageError
 
     if not re.fullmatch(r"[\w.-]{1,64}", group):
@@ -123,12 +152,22 @@ def command(
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
         raise UsageError(f"The environment variable {key_env} is not set.", hint="Set it to the server's API key.")
+    if proxy is not None and sniff is not None:
+        raise UsageError(
+            "--proxy and --sniff would see each request twice.", hint="Choose one; `--explain` says which is possible."
+        )
+    if kv_replay is not None and kv_events is None:
+        raise UsageError("--kv-replay belongs to --kv-events.", hint="Give both, or neither: then the server's flags tell.")
+    options = Options(kv_events=kv_events, kv_events_replay=kv_replay, forward_pass=forward_pass, otlp=otlp, log=log)
+    of_one = {"--kv-events": kv_events, "--forward-pass": forward_pass, "--log": log}
+    given = [name for name, value in of_one.items() if value is not None]
+    if len(urls) > 1 and given:
+        raise UsageError(f"One {given[0]} can't be that of {len(urls)} servers.", hint="Attach to that server by itself.")
     pid = None if pid == "none" else pid
     if explain:
-        from hoptrace.collectors.explain import explain as look
+        from hoptrace.cli.attach_explain import explain as look
 
-        server, findings = asyncio.run(look(url, pid=pid, key=key))
-        click.echo(explained(server, findings, as_json))
+        click.echo(uvloop.run(look(urls, pid=pid, key=key, options=options, as_json=as_json)))
         return
     if out is None:
         raise UsageError("Where shall the trace go?", hint="Name it: -o run.trace.")
@@ -136,8 +175,15 @@ def command(
     sys.setswitchinterval(0.0005)
     from hoptrace.collectors.session import Session
 
-    session = Session(url, out, proxy=proxy, pid=pid, every_s=every, hashes=not no_hashes, group=group, key=key)
-    asyncio.run(_record(session, duration, quiet))
+    target = None
+    if sniff is not None:
+        from hoptrace.collectors.engines.sniff import parse_target
+
+        target = parse_target(sniff)
+    session = Session(
+        urls, out, proxy=proxy, sniff=target, pid=pid, every_s=every, hashes=not no_hashes, group=group, key=key, options=options
+    )  # fmt: skip
+    uvloop.run(_record(session, duration, quiet))
     if as_json:
         click.echo(json.dumps(summary(session), indent=1))
     elif not quiet:

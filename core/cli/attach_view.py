@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from typing import Any
@@ -10,20 +9,23 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hoptrace.collectors.base import Finding
 from hoptrace.collectors.session import Session, Status
-from hoptrace.manifest import Server
 
-__all__ = ["StatusLine", "begin", "end", "explained", "summary"]
+__all__ = ["StatusLine", "begin", "end", "summary"]
+
+# Not being there is nothing to wonder at while a capture begins; `--explain` and the end tell.
+_OPTIONAL = ("llamacpp-log", "vllm-log", "sglang-log", "sglang-export", "kv-events", "forward-pass")
 
 
 def begin(err: Console, session: Session) -> None:
     """Where to send requests, and what can't be recorded."""
-    err.print(f"Recording {session.url} into {session.out}. Ctrl-C stops.", markup=False)
-    if session.findings["proxy"].available:
-        err.print(f"Send requests to {session.proxy_url} instead of {session.url}.", style="bold", markup=False)
+    urls = [t.ctx.api.url for t in session.targets]
+    err.print(f"Recording {', '.join(urls)} into {session.out}. Ctrl-C stops.", markup=False)
+    if session.outside == "proxy":
+        for proxy, url in zip(session.proxy_urls, urls, strict=True):
+            err.print(f"Send requests to {proxy} instead of {url}.", style="bold", markup=False)
     for name, finding in session.findings.items():
-        if finding.reason:
+        if finding.reason and (finding.available or name.split("@")[0] not in _OPTIONAL):
             err.print(f"  {name}: {finding.reason}", markup=False)
 
 
@@ -43,7 +45,7 @@ class StatusLine:
         parts = [f"{status.elapsed_s:.0f} s", f"{r.started} requests", f"{r.in_flight} running"]
         if r.failed or r.cancelled:
             parts.append(f"{r.failed} failed, {r.cancelled} cancelled")
-        parts += [f"{r.tokens} tokens", f"{rate:.0f} tokens/s", f"{sum(status.samples.values())} samples"]
+        parts += [f"{r.tokens} tokens", f"{rate:.0f} tokens/s", f"{sum(status.samples.values())} other rows"]
         if dropped := sum(status.dropped.values()):
             parts.append(f"{dropped} dropped")
         line = Text(" · ".join(parts))
@@ -55,8 +57,10 @@ class StatusLine:
 def _unseen(session: Session, status: Status) -> list[str]:
     out = [f"{name}: {f.reason}" for name, f in sorted(session.findings.items()) if not f.available and f.reason]
     r = status.requests
-    if session.findings["proxy"].available and not r.started:
+    if session.outside == "proxy" and not r.started:
         out.append(f"no request came through the proxy: point clients at it instead of {session.url}")
+    if session.outside == "sniff" and not r.started:
+        out.append("no request was seen on the wire: is this the interface that clients come by? (--sniff any:PORT sees all)")
     if r.in_flight:
         out.append(f"{r.in_flight} requests were still running")
     if r.counts_differ:
@@ -78,6 +82,7 @@ def summary(session: Session) -> dict[str, Any]:
     return {
         "trace": str(session.out),
         "url": session.url,
+        "urls": [t.ctx.api.url for t in session.targets],
         "engine": session.server.engine if session.server else None,
         "duration_s": round(status.elapsed_s, 3),
         "requests": r.started,
@@ -98,11 +103,12 @@ def end(session: Session) -> str:
     r = status.requests
     out = shlex.quote(str(session.out))
     lines = [f"{session.out}: {status.elapsed_s:.1f} s of {(session.server and session.server.engine) or 'a server'}"]
-    if session.findings["proxy"].available:
+    if session.outside:
         ended = f"{r.finished} finished, {r.failed} failed, {r.cancelled} cancelled"
         lines.append(f"  seen: {r.started} requests ({ended}), {r.tokens} streamed tokens")
     for name, rows in sorted(status.samples.items()):
-        lines.append(f"  seen: {rows} samples of {name}")
+        if name.split("@")[0] != "sniff":
+            lines.append(f"  seen: {rows} rows of {name}")
     lines += [f"  not seen: {what}" for what in _unseen(session, status)]
     if r.finished:
         lines += [
@@ -111,24 +117,9 @@ def end(session: Session) -> str:
             f"  hoptrace replay {out} --policy one-slot -o what-if.trace",
         ]
         lines.append(f"  hoptrace app {out}")
-    elif session.findings["proxy"].available:
+    elif session.outside == "proxy":
         lines += ["Next:", f"  hoptrace attach {session.url} --proxy :9000 -o again.trace", "  and send requests to the proxy"]
     else:
         lines += ["Next:", f'  hoptrace sql {out} "SELECT name, count(*) FROM counters GROUP BY name"']
         lines.append(f"  hoptrace attach {session.url} --proxy :9000 -o with-requests.trace")
     return "\n".join(lines)
-
-
-def explained(server: Server, findings: dict[str, Finding], as_json: bool) -> str:
-    """What can be recorded at a server."""
-    told = {k: v for k, v in server.model_dump().items() if v is not None and k not in ("config", "name")}
-    if as_json:
-        listed = {name: {"available": f.available, "reason": f.reason} for name, f in findings.items()}
-        return json.dumps({"server": told, "collectors": listed}, indent=1)
-    lines = [f"{server.url}: {server.engine or 'an OpenAI-compatible server of unknown kind'}"]
-    lines += [f"  {name}: {value}" for name, value in told.items() if name not in ("url", "engine")]
-    lines.append("Can be recorded:")
-    lines.append("  proxy: requests, token times, totals, prefix hashes (with --proxy [HOST]:PORT)")
-    lines += [f"  {name}{f': {f.reason}' if f.reason else ''}" for name, f in findings.items() if f.available]
-    missing = [f"  {name}: {f.reason}" for name, f in findings.items() if not f.available]
-    return "\n".join([*lines, *(["Can't be recorded:", *missing] if missing else [])])
