@@ -19,6 +19,7 @@ MODULES = (
     "bailian",
     "llmservingsim",
     "servegen",
+    "otlp_json",
     "mooncake",
     "access_log",
 )
