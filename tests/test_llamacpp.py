@@ -16,10 +16,11 @@ from support.toy_server import Toy, serve
 import hoptrace
 from hoptrace.collectors.base import ServerAway
 from hoptrace.collectors.context import Context
+from hoptrace.collectors.engines import names_llamacpp
 from hoptrace.collectors.engines.http import Api, base_url
 from hoptrace.collectors.engines.identify import identify
-from hoptrace.collectors.engines.llamacpp import KNOWN, MetricsCollector, SlotsCollector, describe
-from hoptrace.collectors.engines.prometheus import Kind, samples
+from hoptrace.collectors.engines.llamacpp import SlotsCollector, describe, sources
+from hoptrace.collectors.engines.prometheus import Kind, read
 from hoptrace.collectors.hardware.listener import Found
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.manifest import Manifest, Server
@@ -50,6 +51,19 @@ async def asked(files: dict[str, str], **more: Any) -> AsyncIterator[Api]:
             yield api
         finally:
             await api.close()
+
+
+def context(api: Api, writer: TraceWriter | None = None, server: Server | None = None, pid: int | None = None) -> Context:
+    find = (lambda: Found(pid)) if pid is not None else None
+    return Context(api, server or Server(name="s", engine="llama.cpp"), "h", writer, find=find)
+
+
+def metrics(api: Api, writer: TraceWriter | None = None, name: str = "s") -> Any:
+    return sources(context(api, writer, Server(name=name, engine="llama.cpp")))[0]
+
+
+def slots(api: Api, writer: TraceWriter | None = None) -> SlotsCollector:
+    return SlotsCollector(context(api, writer))
 
 
 def rows(writer: TraceWriter, table: str = "counters") -> list[dict[str, Any]]:
@@ -152,12 +166,12 @@ async def test_a_part_of_a_model_tells_the_geometry_and_the_server_the_size(tmp_
 async def test_endpoints_that_are_off_say_which_flag_turns_them_on(tmp_path: Path) -> None:
     files = {"/v1/models": "models.json", "/slots": "slots_off.json", "/metrics": "metrics_off.json"}
     async with asked(files) as api:
-        metrics = await MetricsCollector(api, "s", "h", None).probe()
-        slots = await SlotsCollector(api, "s", "h", None).probe()
+        counted = await metrics(api).probe()
+        slot = await slots(api).probe()
         server = await identify(api)
         notes = await describe(Context(api, server, "h"))
-    assert (metrics.available, metrics.reason) == (False, "/metrics is turned off: start llama-server with --metrics")
-    assert (slots.available, slots.reason) == (False, "/slots is turned off: start llama-server with --slots")
+    assert (counted.available, counted.reason) == (False, "/metrics is turned off: start llama-server with --metrics")
+    assert (slot.available, slot.reason) == (False, "/slots is turned off: start llama-server with --slots")
     assert server.max_sequences is None and server.context_tokens == 2048
     assert any("/props is turned off: start llama-server with --props" in n for n in notes)
 
@@ -165,7 +179,7 @@ async def test_endpoints_that_are_off_say_which_flag_turns_them_on(tmp_path: Pat
 async def test_a_server_that_wants_a_key() -> None:
     async with asked(dict.fromkeys(FULL, "denied.json")) as api:
         server = await identify(api)
-        finding = await MetricsCollector(api, server.name, "h", None).probe()
+        finding = await metrics(api).probe()
     assert server.engine == "llama.cpp"
     assert not finding.available and "--key-env" in str(finding.reason)
 
@@ -181,7 +195,7 @@ async def test_the_key_goes_to_the_server() -> None:
 async def test_metrics_become_counters_by_the_table_not_by_the_type_line(tmp_path: Path) -> None:
     async with asked(FULL) as api:
         with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
-            assert await MetricsCollector(api, "llamacpp", "h", writer).sample() == 15
+            assert await metrics(api, writer, "llamacpp").sample() == 15
             found = {r["name"]: r for r in rows(writer)}
     predicted = found["llamacpp:tokens_predicted_total"]
     assert (predicted["value_int"], predicted["unit"], predicted["semantics"]) == (2329, "tokens", "cumulative")
@@ -193,8 +207,8 @@ async def test_metrics_become_counters_by_the_table_not_by_the_type_line(tmp_pat
 
 
 def test_the_table_covers_what_the_server_tells() -> None:
-    names = {s.name for s in samples((DATA / "metrics.prom").read_text(), {})}
-    assert names <= set(KNOWN)
+    names = {s.name for s in read((DATA / "metrics.prom").read_text(), {}).samples}
+    assert names <= set(names_llamacpp.KNOWN)
 
 
 def test_unknown_metrics_keep_their_names_and_labels() -> None:
@@ -203,7 +217,7 @@ def test_unknown_metrics_keep_their_names_and_labels() -> None:
         "# TYPE wait_seconds histogram\nwait_seconds_bucket{le=\"+Inf\"} 3\nwait_seconds_sum 1.5\nwait_seconds_count 3\n"
         "plain 1\nno_number NaN\n"
     )  # fmt: skip
-    found = {s.name: s for s in samples(page, {})}
+    found = {s.name: s for s in read(page, {}).samples}
     assert found['new:thing_total{a="1",b="2"}'].kind == Kind("1", "cumulative")
     assert found['wait_seconds_bucket{le="+Inf"}'].kind == Kind("1", "cumulative")
     assert found["plain"].kind is None and found["plain"].value == 1.0
@@ -212,7 +226,7 @@ def test_unknown_metrics_keep_their_names_and_labels() -> None:
 
 def test_b39_a_gauge_that_was_declared_a_counter_does_not_restart_anything() -> None:
     known = {"link_bytes": Kind("bytes", "gauge")}
-    assert [s.kind for s in samples("# TYPE link_bytes counter\nlink_bytes 12\n", known)] == [Kind("bytes", "gauge")]
+    assert [s.kind for s in read("# TYPE link_bytes counter\nlink_bytes 12\n", known).samples] == [Kind("bytes", "gauge")]
 
 
 async def test_a_total_that_falls_is_a_restart(tmp_path: Path) -> None:
@@ -221,7 +235,7 @@ async def test_a_total_that_falls_is_a_restart(tmp_path: Path) -> None:
         toy.get = lambda request: web.Response(text=text["page"])
         api = Api(toy.url)
         with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
-            collector = MetricsCollector(api, "s", "h", writer)
+            collector = metrics(api, writer)
             await collector.sample()
             text["page"] = text["page"].replace("tokens_predicted_total 2329", "tokens_predicted_total 2400")
             text["page"] = text["page"].replace("n_busy_slots_per_decode 3.19241", "n_busy_slots_per_decode 1")
@@ -239,17 +253,17 @@ async def test_slots_are_written_when_they_change(tmp_path: Path) -> None:
     files = dict(FULL)
     async with asked(files) as api:
         with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
-            collector = SlotsCollector(api, "s", "h", writer)
+            collector = slots(api, writer)
             await collector.sample()
             first = len(rows(writer))
             assert await collector.sample() == 1, "only the number of busy slots"
             files["/slots"] = "slots_idle.json"
             await collector.sample()
             found = rows(writer)
-    slots = json.loads((DATA / "slots_busy.json").read_text())
-    assert first == 1 + 6 * len(slots)
+    there = json.loads((DATA / "slots_busy.json").read_text())
+    assert first == 1 + 6 * len(there)
     assert [r["value_int"] for r in found if r["name"] == "slots_processing"] == [1, 1, 0]
-    busy = next(s for s in slots if s["is_processing"])
+    busy = next(s for s in there if s["is_processing"])
     decoded = [r["value_int"] for r in found if r["name"] == "n_decoded" and r["entity"] == f"server:s/slot:{busy['id']}"]
     assert decoded[0] == busy["next_token"][0]["n_decoded"] and len(decoded) == 2
 
@@ -258,9 +272,9 @@ async def test_pages_that_are_no_pages(tmp_path: Path) -> None:
     async with serve(Toy(get=lambda r: web.Response(text="<html>{{{ 1 2 3"))) as toy:
         api = Api(toy.url)
         with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
-            assert await MetricsCollector(api, "s", "h", writer).sample() == 0
-            assert await SlotsCollector(api, "s", "h", writer).sample() == 0
-            assert writer.manifest.rows_dropped == {"llamacpp-metrics: page that is not in the text format": 1}
+            assert await metrics(api, writer).sample() == 0
+            assert await slots(api, writer).sample() == 0
+            assert writer.manifest.rows_dropped == {"llamacpp-metrics: lines that are not in the text format": 1}
         await api.close()
 
 
@@ -270,7 +284,7 @@ async def test_a_server_that_is_gone_is_away(tmp_path: Path) -> None:
     api = Api(toy.url)
     with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded")) as writer:
         with pytest.raises(ServerAway):
-            await MetricsCollector(api, "s", "h", writer).sample()
+            await metrics(api, writer).sample()
         with pytest.raises(EnvironmentProblem, match="Nothing listens at"):
             await identify(api)
     await api.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,16 +38,34 @@ def base_url(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer: ``status`` is null where there was none, and ``problem`` says why: refused, unknown host, timeout, not HTTP."""
+    """An answer: ``status`` is null where there was none, and ``problem`` says why: refused, unknown host, timeout, not HTTP.
+
+    ``headers`` by their names in lower case; of a repeated one the last. ``cut``: the body went on beyond 16 MiB.
+    """
 
     status: int | None
     body: bytes = b""
     problem: str | None = None
     server: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: bool = False
 
     @property
     def ok(self) -> bool:
         return self.status == 200
+
+    @property
+    def denied(self) -> bool:
+        """It wants a key, or another one."""
+        return self.status in (401, 403)
+
+    def why(self, path: str, off: str = "is not there") -> str:
+        """Why there is nothing to read, and what would help. ``off``: what a 404 or 501 means here."""
+        if self.denied:
+            return f"{path} needs the server's API key: name the variable that holds it with --key-env"
+        if self.status in (404, 405, 501):
+            return f"{path} {off}"
+        return f"{path}: {self.problem or f'HTTP {self.status}'}"
 
     def json(self) -> Any:
         """The body as JSON; null if it is none."""
@@ -77,10 +96,12 @@ class Api:
         try:
             limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
             async with self._session.get(self.url + path, timeout=limits, allow_redirects=False) as answer:
-                body = await answer.content.read(_LIMIT_BYTES)
-                while len(body) < _LIMIT_BYTES and (more := await answer.content.read(_LIMIT_BYTES - len(body))):
-                    body += more
-                return Reply(answer.status, body, server=answer.headers.get("Server", ""))
+                parts, size = [], 0
+                while size < _LIMIT_BYTES and (more := await answer.content.read(_LIMIT_BYTES - size)):
+                    parts.append(more)
+                    size += len(more)
+                headers = {k.lower(): v for k, v in answer.headers.items()}
+                return Reply(answer.status, b"".join(parts), None, headers.get("server", ""), headers, size >= _LIMIT_BYTES)
         except aiohttp.ClientConnectorDNSError:
             return Reply(None, problem="unknown host")
         except aiohttp.ClientConnectorError as e:

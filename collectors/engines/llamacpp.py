@@ -4,51 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hoptrace.collectors.base import Collector, Finding, ServerAway
+from hoptrace.collectors.base import Collector
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.http import Api, Reply
-from hoptrace.collectors.engines.prometheus import Kind, samples
-from hoptrace.collectors.hardware.listener import Found
+from hoptrace.collectors.engines import names_llamacpp
+from hoptrace.collectors.engines.command_line import Allowed, Flags, of_server
+from hoptrace.collectors.engines.http import Reply
+from hoptrace.collectors.engines.llamacpp_log import LlamaCppLog, kv_unified_of
+from hoptrace.collectors.engines.log_tail import log_of
+from hoptrace.collectors.engines.metrics_source import MetricsSource
+from hoptrace.collectors.engines.polled import Polled
 from hoptrace.errors import HoptraceError
 from hoptrace.gguf_file import read_gguf
 from hoptrace.manifest import Server
-from hoptrace.writer import TraceWriter
 
-__all__ = ["KNOWN", "MetricsCollector", "SlotsCollector", "describe", "sources"]
+__all__ = ["SlotsCollector", "describe", "sources"]
 
 DEFAULT_BATCH_TOKENS = 2048
 """llama.cpp's default of ``-b``: prompt tokens of one iteration at most. No endpoint tells the real value."""
 
 DEFAULT_PHYSICAL_BATCH_TOKENS = 512
 """llama.cpp's default of ``-ub``: an iteration of more tokens is several passes over the weights. No endpoint tells it either."""
-
-_CUMULATIVE_TOKENS = Kind("tokens", "cumulative", whole=True)
-_CUMULATIVE_S = Kind("s", "cumulative")
-KNOWN: dict[str, Kind] = {
-    "llamacpp:prompt_tokens_total": _CUMULATIVE_TOKENS,
-    "llamacpp:prompt_tokens_cached_total": _CUMULATIVE_TOKENS,
-    "llamacpp:prompt_seconds_total": _CUMULATIVE_S,
-    "llamacpp:tokens_predicted_total": _CUMULATIVE_TOKENS,
-    "llamacpp:tokens_predicted_seconds_total": _CUMULATIVE_S,
-    "llamacpp:n_decode_total": Kind("calls", "cumulative", whole=True),
-    # Declared a counter, but it is a high-water mark.
-    "llamacpp:n_tokens_max": Kind("tokens", "gauge", whole=True),
-    "llamacpp:spec_decode_num_draft_tokens_total": _CUMULATIVE_TOKENS,
-    "llamacpp:spec_decode_num_accepted_tokens_total": _CUMULATIVE_TOKENS,
-    "llamacpp:spec_decode_num_accepted_tokens_per_pos_total": _CUMULATIVE_TOKENS,
-    "llamacpp:spec_decode_num_drafts_total": Kind("drafts", "cumulative", whole=True),
-    # Averages since the server's start, not rates of now.
-    "llamacpp:prompt_tokens_seconds": Kind("tokens/s", "gauge"),
-    "llamacpp:predicted_tokens_seconds": Kind("tokens/s", "gauge"),
-    "llamacpp:n_busy_slots_per_decode": Kind("slots", "gauge"),
-    "llamacpp:requests_processing": Kind("requests", "gauge", whole=True),
-    "llamacpp:requests_deferred": Kind("requests", "gauge", whole=True),
-}
-"""How llama.cpp's metrics read, by name. Others are kept under their own names, read as their TYPE line says."""
 
 
 def _int(value: object) -> int | None:
@@ -61,18 +40,31 @@ def _get(data: object, *path: str) -> Any:
     return data
 
 
+FLAGS: Allowed = {
+    "-c=--ctx-size": "int", "--ctx-size": "int", "-np=--parallel": "int", "--parallel": "int", "-b=--batch-size": "int",
+    "--batch-size": "int", "-ub=--ubatch-size": "int", "--ubatch-size": "int", "-ctk=--cache-type-k": "word",
+    "--cache-type-k": "word", "-ctv=--cache-type-v": "word", "--cache-type-v": "word", "-kvu=--kv-unified": "flag",
+    "--kv-unified": "flag", "-cram=--cache-ram": "int", "--cache-ram": "int", "-fa=--flash-attn": "word", "--flash-attn": "word",
+    "--spec-type": "word", "--spec-draft-n-max": "int", "--draft-max": "int", "--cache-prompt": "flag", "--cache-reuse": "int",
+    "-ngl=--n-gpu-layers": "word", "--n-gpu-layers": "word", "-t=--threads": "int", "--threads": "int",
+    "-cb=--cont-batching": "flag", "--cont-batching": "flag", "-ot=--override-tensor": "word", "--n-cpu-moe": "int",
+}  # fmt: skip
+"""Flags of llama-server that are read from its command line (common/arg.cpp)."""
+
+
 def sources(ctx: Context) -> list[Collector]:
     """What is to be asked while it runs."""
-    args = ctx.api, ctx.server.name, ctx.host, ctx.writer
-    return [MetricsCollector(*args), SlotsCollector(*args)]
+    metrics = MetricsSource(ctx, "llamacpp-metrics", names_llamacpp.KNOWN, off="is turned off: start llama-server with --metrics")
+    return [metrics, SlotsCollector(ctx), LlamaCppLog(ctx)]
 
 
 async def describe(ctx: Context) -> list[str]:
-    """Fill the context's server with what ``/props``, ``/slots``, ``/v1/models`` and the model's file tell; gives notes.
+    """Fill the context's server with what ``/props``, ``/slots``, ``/v1/models``, the command line, the log and the model's file
+    tell; gives notes on the rest.
 
     The model's path is seen from the folder and root of the server's process, where that is known.
     """
-    api, server, find = ctx.api, ctx.server, ctx.find
+    api, server = ctx.api, ctx.server
     notes: list[str] = []
     props_reply, models_reply = await api.get("/props"), await api.get("/v1/models")
     props = props_reply.json() if props_reply.ok else None
@@ -82,37 +74,60 @@ async def describe(ctx: Context) -> list[str]:
     server.context_tokens = _int(_get(props, "default_generation_settings", "n_ctx")) or _int(_get(model, "meta", "n_ctx"))
     if server.max_sequences is None and (slots := await api.get("/slots")).ok and isinstance(slots.json(), list):
         server.max_sequences = len(slots.json())
-    # With -kvu the slots share one context, without it each has its own, and no endpoint tells which.
-    notes.append(f"{server.name}: KV capacity is not known: no endpoint tells whether slots share one context (-kvu).")
     server.parameters = _int(_get(model, "meta", "n_params"))
     server.weight_bytes = _int(_get(model, "meta", "size"))
     server.hidden_size = _int(_get(model, "meta", "n_embd"))
-    server.prefix_caching = True
     build = _get(props, "build_info")
     server.engine_version = build if isinstance(build, str) else server.engine_version
-    server.max_batched_tokens = DEFAULT_BATCH_TOKENS
-    notes.append(f"{server.name}: max_batched_tokens {DEFAULT_BATCH_TOKENS} is llama.cpp's default (-b), no endpoint tells it.")
-    server.config["n_ubatch"] = DEFAULT_PHYSICAL_BATCH_TOKENS
-    notes.append(f"{server.name}: n_ubatch {DEFAULT_PHYSICAL_BATCH_TOKENS} is llama.cpp's default (-ub), no endpoint tells it.")
-    notes.append(f"{server.name}: prefix caching is llama.cpp's default (cache_prompt); a request may turn it off.")
+    flags = (await asyncio.to_thread(of_server, ctx, FLAGS, re.compile(r"llama")))[0] or {}
+    server.config |= flags
+    notes += _settings(server, flags, await asyncio.to_thread(kv_unified_of, log_of(ctx).path))
     path = _get(props, "model_path")
     if isinstance(path, str):
         server.model_path = path
         server.model = path.rsplit("/", 1)[-1]
-        notes += await asyncio.to_thread(_geometry, server, path, find)
+        pid = ctx.find().pid if ctx.find is not None else None
+        notes += await asyncio.to_thread(_geometry, server, path, pid, flags)
     else:
-        notes.append(f"{server.name}: the model's file is not known ({_why(props_reply, '/props', '--props')}).")
+        why = props_reply.why("/props", "is turned off: start llama-server with --props")
+        notes.append(f"{server.name}: the model's file is not known ({why}).")
     told = {k: _get(props, k) for k in ("model_ftype", "modalities", "endpoint_slots", "endpoint_metrics")}
     server.config |= {k: v for k, v in told.items() if v is not None}
+    return notes
+
+
+def _settings(server: Server, flags: Flags, unified: bool | None) -> list[str]:
+    """What no endpoint tells: from the command line and the log, else llama.cpp's defaults, said to be such."""
+    notes = []
+    unified = flags.get("kv_unified", unified)
+    if unified is not None:
+        server.config["kv_unified"] = unified
+    slots, context = server.max_sequences, server.context_tokens
+    if unified is not None and context is not None and (unified or slots is not None):
+        # One context for all, or one for each slot; /props tells that of one slot.
+        server.kv_capacity_tokens = context if unified else context * (slots or 0)
+    else:
+        notes.append(f"{server.name}: KV capacity is not known: no endpoint tells whether slots share one context (-kvu).")
+    server.max_batched_tokens = flags.get("batch_size", DEFAULT_BATCH_TOKENS)
+    if "batch_size" not in flags:
+        notes.append(
+            f"{server.name}: max_batched_tokens {DEFAULT_BATCH_TOKENS} is llama.cpp's default (-b), no endpoint tells it."
+        )
+    server.config["n_ubatch"] = flags.get("ubatch_size", DEFAULT_PHYSICAL_BATCH_TOKENS)
+    if "ubatch_size" not in flags:
+        what = f"n_ubatch {DEFAULT_PHYSICAL_BATCH_TOKENS}"
+        notes.append(f"{server.name}: {what} is llama.cpp's default (-ub), no endpoint tells it.")
+    server.prefix_caching = flags.get("cache_prompt", True)
+    if "cache_prompt" not in flags:
+        notes.append(f"{server.name}: prefix caching is llama.cpp's default (cache_prompt); a request may turn it off.")
     return notes
 
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
-def _geometry(server: Server, path: str, find: Callable[[], Found] | None) -> list[str]:
+def _geometry(server: Server, path: str, pid: int | None, flags: Flags) -> list[str]:
     """Layers, heads and sizes from the model's own file, if it is on this machine."""
-    pid = find().pid if find is not None else None
     places = [] if pid is None else [Path(f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}")]
     if path.startswith("/"):
         places.append(Path(path))
@@ -141,114 +156,13 @@ def _geometry(server: Server, path: str, find: Callable[[], Found] | None) -> li
             setattr(server, name, value)
     if not split:  # a part tells its own size only
         server.parameters, server.weight_bytes = model.parameters, model.weight_bytes
+    keys, values = flags.get("cache_type_k"), flags.get("cache_type_v")
+    if keys or values:
+        keys, values = keys or "f16", values or "f16"
+        server.kv_dtype = keys if keys == values else f"{keys}/{values}"
+        return []
     server.kv_dtype = "f16"
     return [f"{server.name}: kv_dtype f16 is llama.cpp's default (-ctk, -ctv), no endpoint tells it."]
-
-
-def _why(reply: Reply, path: str, flag: str) -> str:
-    if reply.status == 401:
-        return f"{path} needs the server's API key: name the variable that holds it with --key-env"
-    if reply.status in (403, 404, 501):
-        return f"{path} is turned off: start llama-server with {flag}"
-    return f"{path}: {reply.problem or f'HTTP {reply.status}'}"
-
-
-class _Polled:
-    """What the two collectors share: one question per sample, and the server's incarnation in each row."""
-
-    name = ""
-    path = ""
-    flag = ""
-    tables = ("counters",)
-
-    def __init__(self, api: Api, server: str, host: str, writer: TraceWriter | None) -> None:
-        self._api = api
-        self._server = server
-        self._host = host
-        self._writer = writer
-        self._incarnation = 1
-
-    async def probe(self) -> Finding:
-        reply = await self._api.get(self.path)
-        if not reply.ok:
-            return Finding(False, _why(reply, self.path, self.flag))
-        return Finding(True)
-
-    async def start(self) -> None:
-        return None
-
-    def restarted(self) -> None:
-        self._incarnation += 1
-
-    async def close(self) -> None:
-        return None
-
-    async def sample(self) -> int:
-        assert self._writer is not None
-        clock = self._writer.clock
-        before = clock.now_ns()
-        # The answer waits for the iteration in progress, and a long prompt's may take many seconds: slow is not dead.
-        reply = await self._api.get(self.path, timeout_s=60.0)
-        after = clock.now_ns()
-        if reply.status is None and reply.problem != "timeout":
-            raise ServerAway(reply.problem)
-        rows = list(self._rows(reply)) if reply.ok else []
-        common = {
-            "time_ns": (before + after) // 2, "uncertainty_ns": (after - before) // 2, "host": self._host, "source": self.name,
-            "incarnation": f"{self._server}#{self._incarnation}",
-        }  # fmt: skip
-        self._writer.append("counters", [common | row for row in rows])
-        return len(rows)
-
-    def _rows(self, reply: Reply) -> Iterator[dict[str, Any]]:
-        raise NotImplementedError
-
-
-class MetricsCollector(_Polled):
-    """``/metrics``: totals since the server's start, and how many requests it works on."""
-
-    name = "llamacpp-metrics"
-    path = "/metrics"
-    flag = "--metrics"
-
-    def __init__(self, api: Api, server: str, host: str, writer: TraceWriter | None) -> None:
-        super().__init__(api, server, host, writer)
-        self._last: dict[str, float] = {}
-
-    def restarted(self) -> None:
-        super().restarted()
-        self._last = {}
-
-    def _rows(self, reply: Reply) -> Iterator[dict[str, Any]]:
-        assert self._writer is not None
-        try:
-            page = list(samples(reply.text, KNOWN))
-        except ValueError:
-            self._writer.drop("llamacpp-metrics: page that is not in the text format", 1)
-            return
-        totals = {s.name: s.value for s in page if s.kind and s.kind.semantics == "cumulative" and s.value is not None}
-        if any(value < self._last.get(name, value) for name, value in totals.items()):
-            # A total that fell: the server was restarted between two samples.
-            self.restarted()
-            now = self._writer.clock.now_ns()
-            self._writer.append(
-                "events",
-                [{"time_ns": now, "host": self._host, "server": self._server, "kind": "restart",
-                  "detail": "a cumulative metric fell", "source": self.name}],
-            )  # fmt: skip
-        self._last = totals
-        for s in page:
-            whole = s.kind is not None and s.kind.whole
-            yield {
-                "entity": f"server:{self._server}",
-                "incarnation": f"{self._server}#{self._incarnation}",
-                "name": s.name,
-                "value_int": int(s.value) if whole and s.value is not None else None,
-                "value_float": s.value if not whole else None,
-                "unit": s.kind.unit if s.kind else None,
-                "semantics": s.kind.semantics if s.kind else None,
-                "status": "ok" if s.value is not None else "absent",
-            }
 
 
 _SLOT_FIELDS = {
@@ -257,15 +171,15 @@ _SLOT_FIELDS = {
 }  # fmt: skip
 
 
-class SlotsCollector(_Polled):
+class SlotsCollector(Polled):
     """``/slots``: what each slot does at the moment. A value is written when it has changed."""
 
     name = "llamacpp-slots"
     path = "/slots"
-    flag = "--slots"
+    off = "is turned off: start llama-server with --slots"
 
-    def __init__(self, api: Api, server: str, host: str, writer: TraceWriter | None) -> None:
-        super().__init__(api, server, host, writer)
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
         self._last: dict[tuple[str, str], int] = {}
 
     def restarted(self) -> None:
@@ -277,9 +191,11 @@ class SlotsCollector(_Polled):
         if not isinstance(slots, list):
             return
         slots = [s for s in slots if isinstance(s, Mapping)]
-        yield self._row(f"server:{self._server}", "slots_processing", sum(bool(s.get("is_processing")) for s in slots), "slots")
+        yield self._row(
+            f"server:{self._ctx.server.name}", "slots_processing", sum(bool(s.get("is_processing")) for s in slots), "slots"
+        )
         for slot in slots:
-            entity = f"server:{self._server}/slot:{_int(slot.get('id'))}"
+            entity = f"server:{self._ctx.server.name}/slot:{_int(slot.get('id'))}"
             following = slot.get("next_token")
             first = following[0] if isinstance(following, list) and following else following
             values = dict(slot) | {"n_decoded": _get(first, "n_decoded"), "is_processing": int(bool(slot.get("is_processing")))}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["Found", "find_listener"]
+__all__ = ["Found", "find_listener", "local_address"]
 
 _LISTEN = "0A"
 _FORWARDERS = ("docker-proxy", "rootlessport", "slirp4netns", "pasta", "ssh", "kubectl")
@@ -26,11 +26,7 @@ def find_listener(url: str, *, proc: Path = Path("/proc"), local: set[str] | Non
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     host = parts.hostname or ""
-    try:
-        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError:
-        addresses = set()
-    if not any(_is_local(a, local) for a in addresses):
+    if not local_address(host, local):
         return Found(None, f"{host} is another machine: run hoptrace there to record its process")
     inodes = _listening(proc, port)
     if not inodes:
@@ -47,6 +43,15 @@ def find_listener(url: str, *, proc: Path = Path("/proc"), local: set[str] | Non
     if command in _FORWARDERS:
         return Found(None, f"port {port} is held by {command}, which only forwards to the server: give the server's --pid")
     return Found(pid)
+
+
+def local_address(host: str, local: set[str] | None = None) -> bool:
+    """Whether ``host`` (a name or an address) is this machine. ``local`` are its addresses (all interfaces' if null)."""
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        addresses = set()
+    return any(_is_local(a, local) for a in addresses)
 
 
 def _is_local(address: str, local: set[str] | None) -> bool:

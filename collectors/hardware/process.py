@@ -1,8 +1,8 @@
-"""The server's process as the operating system sees it, and the machine around it, so that foreign load can be told apart.
+"""The server's processes as the operating system sees them, and the machine around them, so that foreign load can be told apart.
 
-Entities: ``process:PID``, ``thread:PID/TID`` (at most 64, the busiest), ``cpu`` (the whole machine), ``hoptrace:PID`` (this
-process: collectors, proxy, and what else runs in it), ``pressure``. The machine's busy time less the two processes' is what
-others took.
+Entities: ``process:PID`` of each process of the server's tree (API servers, engines, workers), ``thread:PID/TID`` (at most 64 in
+all, the busiest), ``cpu`` (the whole machine), ``hoptrace:PID`` (this process: collectors, proxy, and what else runs in it),
+``pressure``. The machine's busy time less these processes' is what others took. Events of kind `process` say which is which.
 """
 
 from __future__ import annotations
@@ -11,40 +11,33 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.listener import Found, find_listener
+from hoptrace.collectors.hardware.process_threads import Threads
+from hoptrace.collectors.hardware.tree import tree_of
 from hoptrace.errors import UsageError
 from hoptrace.writer import TraceWriter
 
 __all__ = ["MAX_THREADS", "ProcessCollector"]
 
 MAX_THREADS = 64
-"""Threads that get rows of their own."""
+"""Threads that get rows of their own, of all of the server's processes together."""
 
 _THREAD_UNITS = {
     "on_cpu_ns": "ns", "run_delay_ns": "ns", "timeslices": "times", "voluntary_switches": "switches",
     "involuntary_switches": "switches",
 }  # fmt: skip
-_SUMMED_THREADS = 1024
 _THREADS_EVERY_NS = 1_000_000_000
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Totals over all threads since the collector saw the process first. A thread that ends keeps its share."""
-
-    on_cpu_ns: int = 0
-    run_delay_ns: int = 0
-    timeslices: int = 0
+_TREE_EVERY_NS = 5_000_000_000
+_TOLD_ROLES = ("api", "engine", "worker")
 
 
 class ProcessCollector:
-    """Samples one process. ``find`` tells its number, and is asked again when the process has gone."""
+    """Samples a process and those that it has started. ``find`` tells its number, and is asked again when it has gone."""
 
     name = "process"
     tables = ("counters",)
@@ -55,15 +48,13 @@ class ProcessCollector:
         self._writer = writer
         self._proc = proc
         self._boot = procfs.boot_id(proc)[:8]
-        self._start_ticks: int | None = None
-        self._last: dict[int, procfs.SchedStat] = {}
-        self._busy: dict[int, int] = {}
-        self._sums = _Sums()
+        self._lives: dict[int, Threads] = {}
+        self._roles: dict[int, str] = {}
+        self._tree_due_ns = 0
         self._threads_due_ns = 0
         self._look_again_ns = 0
         self._boot_ns: int | None = None
         self._began_ns: int | None = None
-        self._present: set[int] = set()
         self._told: set[tuple[int, int]] = set()
         self.pid: int | None = None
 
@@ -106,9 +97,10 @@ class ProcessCollector:
         return self._proc / str(pid)
 
     def _take(self, pid: int, stat: procfs.ProcessStat) -> None:
-        self.pid, self._start_ticks = pid, stat.start_ticks
-        self._last, self._busy, self._sums = {}, {}, _Sums()
-        self._threads_due_ns = 0
+        self.pid = pid
+        self._lives = {pid: Threads(stat.start_ticks)}
+        self._roles = {}
+        self._threads_due_ns = self._tree_due_ns = 0
 
     def _sample(self) -> int:
         assert self._writer is not None
@@ -120,13 +112,10 @@ class ProcessCollector:
             self._look_again_ns = before + 2_000_000_000
             self._search()
         if self.pid is not None:
-            try:
-                rows += self._process(self.pid, before)
-            except (FileNotFoundError, ProcessLookupError, ValueError):
-                rows.append(self._missing("lost"))
-                self._gone()
-            except PermissionError:
-                rows.append(self._missing("denied"))
+            if before >= self._tree_due_ns:
+                self._tree_due_ns = before + _TREE_EVERY_NS
+                self._look_at_tree(self.pid)
+            rows += self._processes(before)
         after = self._writer.clock.now_ns()
         stamp: dict[str, Any] = {"time_ns": (before + after) // 2, "uncertainty_ns": (after - before) // 2}
         stamp |= {"host": self._host, "source": self.name}
@@ -134,8 +123,37 @@ class ProcessCollector:
         self._writer.append("counters", [stamp | row for row in rows])
         return len(rows)
 
-    def _missing(self, status: str) -> dict[str, Any]:
-        return self._row(f"process:{self.pid}", self._incarnation(), "cpu_user_ns", None, "ns", "cumulative", status)
+    def _look_at_tree(self, main: int) -> None:
+        """Processes that the server has started since the last look; those that have gone are seen when they are read."""
+        tree = tree_of(main, self._proc)
+        for process in tree:
+            if process.pid in self._lives and process.pid in self._roles:
+                continue
+            self._lives.setdefault(process.pid, Threads(process.start_ticks))
+            self._roles[process.pid] = process.role
+            if len(tree) > 1 and process.role in _TOLD_ROLES:
+                self._event("process", f"process {process.pid} is the server's: {process.role} ({process.command})")
+
+    def _processes(self, now_ns: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        seen: dict[tuple[int, int], procfs.SchedStat] = {}
+        for pid in list(self._lives):
+            try:
+                rows += self._process(pid, seen)
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                rows.append(self._missing(pid, "lost"))
+                self._gone(pid)
+                if self.pid is None:
+                    return rows
+            except PermissionError:
+                rows.append(self._missing(pid, "denied"))
+        if now_ns >= self._threads_due_ns:
+            self._threads_due_ns = now_ns + _THREADS_EVERY_NS
+            rows += self._thread_rows(seen, now_ns)
+        return rows
+
+    def _missing(self, pid: int, status: str) -> dict[str, Any]:
+        return self._row(f"process:{pid}", self._incarnation(pid), "cpu_user_ns", None, "ns", "cumulative", status)
 
     def _search(self) -> None:
         found = self._find()
@@ -147,25 +165,31 @@ class ProcessCollector:
             return
         self._event("start", f"the server's process is {found.pid}")
 
-    def _gone(self) -> None:
-        self._event("stop", f"process {self.pid} is gone")
-        self.pid = self._start_ticks = None
+    def _gone(self, pid: int) -> None:
+        role = self._roles.pop(pid, None)
+        del self._lives[pid]
+        if pid == self.pid:
+            self._event("stop", f"process {pid} is gone")
+            self.pid, self._lives, self._roles = None, {}, {}
+        elif role in _TOLD_ROLES:
+            self._event("stop", f"process {pid} is gone ({role})")
 
     def _event(self, kind: str, detail: str) -> None:
         assert self._writer is not None
         now = self._writer.clock.now_ns()
         self._writer.append("events", [{"time_ns": now, "host": self._host, "kind": kind, "detail": detail, "source": self.name}])
 
-    def _incarnation(self) -> str:
-        return f"{self._boot}/{self._start_ticks}"
+    def _incarnation(self, pid: int) -> str:
+        return f"{self._boot}/{self._lives[pid].start_ticks}"
 
-    def _process(self, pid: int, now_ns: int) -> list[dict[str, Any]]:
-        folder = self._folder(pid)
+    def _process(self, pid: int, seen: dict[tuple[int, int], procfs.SchedStat]) -> list[dict[str, Any]]:
+        folder, life = self._folder(pid), self._lives[pid]
         stat = procfs.process_stat(folder)
-        if stat.start_ticks != self._start_ticks or stat.state in ("Z", "X"):
+        if stat.start_ticks != life.start_ticks or stat.state in ("Z", "X"):
             raise ProcessLookupError(pid)  # the number was given to another process, or this one has ended
-        seen = self._read_threads(folder)
-        entity, incarnation = f"process:{pid}", self._incarnation()
+        threads = life.read(folder)
+        seen |= {(pid, tid): value for tid, value in threads.items()}
+        entity, incarnation = f"process:{pid}", self._incarnation(pid)
 
         def row(name: str, value: int, unit: str, semantics: str = "cumulative") -> dict[str, Any]:
             return self._row(entity, incarnation, name, value, unit, semantics)
@@ -178,46 +202,20 @@ class ProcessCollector:
             row("threads", stat.threads, "threads", "gauge"),
             row("rss_bytes", stat.rss_bytes, "bytes", "gauge"),
         ]
-        if seen:
+        if threads:
             # Over all threads, since this collector came.
             rows += [
-                row("on_cpu_ns", self._sums.on_cpu_ns, "ns"),
-                row("run_delay_ns", self._sums.run_delay_ns, "ns"),
-                row("timeslices", self._sums.timeslices, "times"),
+                row("on_cpu_ns", life.sums.on_cpu_ns, "ns"),
+                row("run_delay_ns", life.sums.run_delay_ns, "ns"),
+                row("timeslices", life.sums.timeslices, "times"),
             ]
-        if now_ns >= self._threads_due_ns:
-            self._threads_due_ns = now_ns + _THREADS_EVERY_NS
-            rows += self._thread_rows(pid, seen, now_ns)
         return rows
 
-    def _read_threads(self, folder: Path) -> dict[int, procfs.SchedStat]:
-        first = not self._last
-        seen: dict[int, procfs.SchedStat] = {}
-        for tid in procfs.threads(folder)[:_SUMMED_THREADS]:
-            try:
-                now = procfs.schedstat(folder / "task" / str(tid))
-            except (OSError, ValueError):
-                continue  # it ended between the listing and now
-            seen[tid] = now
-            was = self._last.get(tid)
-            if was is None:
-                # A thread that is new since the last sample has done all of its work since then; at the first sample none counts.
-                was = now if first else procfs.SchedStat(0, 0, 0)
-            if now.on_cpu_ns < was.on_cpu_ns or now.run_delay_ns < was.run_delay_ns:
-                was = procfs.SchedStat(0, 0, 0)  # the thread's number was given to a new one
-            self._sums.on_cpu_ns += now.on_cpu_ns - was.on_cpu_ns
-            self._sums.run_delay_ns += now.run_delay_ns - was.run_delay_ns
-            self._sums.timeslices += max(0, now.timeslices - was.timeslices)
-            self._busy[tid] = self._busy.get(tid, 0) + now.on_cpu_ns - was.on_cpu_ns + now.run_delay_ns - was.run_delay_ns
-        if first:
-            self._present = set(seen)
-        self._last = seen
-        self._busy = {tid: busy for tid, busy in self._busy.items() if tid in seen}
-        return seen
+    def _thread_rows(self, seen: dict[tuple[int, int], procfs.SchedStat], now_ns: int) -> Iterator[dict[str, Any]]:
+        def idle(key: tuple[int, int]) -> tuple[int, int, int]:
+            return -self._lives[key[0]].busy.get(key[1], 0), *key
 
-    def _thread_rows(self, pid: int, seen: dict[int, procfs.SchedStat], now_ns: int) -> Iterator[dict[str, Any]]:
-        busiest = sorted(seen, key=lambda tid: (-self._busy.get(tid, 0), tid))[:MAX_THREADS]
-        for tid in sorted(busiest):
+        for pid, tid in sorted(sorted((k for k in seen if k[0] in self._lives), key=idle)[:MAX_THREADS]):
             folder = self._folder(pid) / "task" / str(tid)
             try:
                 start_ticks = procfs.process_stat(folder).start_ticks
@@ -225,18 +223,18 @@ class ProcessCollector:
                 changed = procfs.switches(folder)
             except (OSError, ValueError):
                 continue
-            entity, stat = f"thread:{pid}/{tid}", seen[tid]
+            entity, stat = f"thread:{pid}/{tid}", seen[pid, tid]
             values = {"on_cpu_ns": stat.on_cpu_ns, "run_delay_ns": stat.run_delay_ns, "timeslices": stat.timeslices}
             if changed is not None:
                 values |= {"voluntary_switches": changed[0], "involuntary_switches": changed[1]}
-            born = self._birth(tid, start_ticks, now_ns)
+            born = self._birth(pid, tid, start_ticks, now_ns)
             for name, value in values.items():
                 row = self._row(entity, incarnation, name, value, _THREAD_UNITS[name], "cumulative")
                 if born is not None:
                     yield row | {"value_int": 0, "time_ns": born, "uncertainty_ns": procfs.TICK_NS}
                 yield row
 
-    def _birth(self, tid: int, start_ticks: int, now_ns: int) -> int | None:
+    def _birth(self, pid: int, tid: int, start_ticks: int, now_ns: int) -> int | None:
         """When a thread that has no rows yet began, if that was in this capture: all that it has counted belongs to it then, and
         its counters began there at 0."""
         if (tid, start_ticks) in self._told:
@@ -246,7 +244,7 @@ class ProcessCollector:
             return None
         born = self._boot_ns + start_ticks * procfs.TICK_NS
         # Uptime and start are cut to 10 ms each, so by these alone a thread that was there before may look 10 ms too young.
-        if tid in self._present and born <= self._began_ns + 2 * procfs.TICK_NS:
+        if tid in self._lives[pid].present and born <= self._began_ns + 2 * procfs.TICK_NS:
             return None
         return min(max(born, self._began_ns), now_ns)
 
