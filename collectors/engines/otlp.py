@@ -50,7 +50,7 @@ class OtlpReceiver:
     """Listens at ``address`` for HTTP and at ``grpc`` (its port less one, if null) for gRPC; a port 0 takes a free one.
 
     ``servers``: those of the session, by which spans are told apart (their name, or process, in the resource; the only one
-    otherwise). ``exact``: names of servers whose engine times a closer source records; of their spans the rest is used.
+    otherwise). ``exact``: names of servers whose times and stays a closer source records; of their spans the rest is used.
     ``key`` hashes conversation identifiers; without it none are kept.
     """
 
@@ -115,8 +115,7 @@ class OtlpReceiver:
         """Use the spans that have come."""
         done = 0
         while self._pending:
-            span, peer, received_ns = self._pending.popleft()
-            self._use(span, peer, received_ns)
+            self._next()
             done += 1
             if done % _BREATH == 0:
                 await asyncio.sleep(0)
@@ -131,7 +130,7 @@ class OtlpReceiver:
         await self.http.close()
         await self.grpc.close()
         while self._pending:
-            self._use(*self._pending.popleft())
+            self._next()
         self._calls.end()
         self._write(None)
         if self._writer is None or not self._started:
@@ -181,6 +180,12 @@ class OtlpReceiver:
 
     # -- going out ----------------------------------------------------------------------------------------------------
 
+    def _next(self) -> None:
+        try:
+            self._use(*self._pending.popleft())
+        except Exception as e:  # one odd span must not take the others with it
+            self._drop(f"span that could not be used ({type(e).__name__})", 1)
+
     def _use(self, span: Span, peer: str, received_ns: int) -> None:
         assert self._writer is not None and self._links is not None
         whence = self._whence(span, peer)
@@ -216,7 +221,7 @@ class OtlpReceiver:
         request, stages = call.request(), call.stages()
         if any(s.server in self._exact for s in call.stays):
             request = {n: v for n, v in request.items() if n not in _ENGINE_TIMES}
-            stages = [{n: v for n, v in s.items() if not n.endswith("_ns")} for s in stages]
+            stages = [s for s in stages if s.get("server") not in self._exact]
         request["session"] = self._hashed(request.get("session"))
         call.written = True
         for row in stages:
@@ -251,7 +256,9 @@ class OtlpReceiver:
     def _hashed(self, session: object) -> str | None:
         if self._key is None or not isinstance(session, str):
             return None
-        return blake2b(session.encode(), digest_size=8, key=self._key.key, person=b"hoptrace-session").hexdigest()
+        return blake2b(
+            session.encode("utf-8", "surrogatepass"), digest_size=8, key=self._key.key, person=b"hoptrace-session"
+        ).hexdigest()
 
     def _named(self, what: str) -> str:
         host, port = self._address if what == "HTTP" else self._grpc_address

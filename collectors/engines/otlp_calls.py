@@ -17,8 +17,8 @@ from hoptrace.collectors.links import readings
 
 __all__ = ["Calls", "Taken"]
 
-_SPANS = 200_000
-_CALLS = 100_000
+_SPANS = 100_000
+_CALLS = 30_000
 _WAITING = 50_000
 _HEIGHT = 64
 _SGLANG = {

@@ -67,6 +67,7 @@ class HttpPort:
         self.port = sock.getsockname()[1]
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/traces", self._traces)
+        app.router.add_route("*", "/{path:.*}", self._elsewhere)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, sock).start()
@@ -95,6 +96,12 @@ class HttpPort:
             told = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": why}} if rejected else {}
             return web.json_response(told)
         return web.Response(body=_success(rejected, why), content_type=_PROTOBUF)
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        self._refused("message to another path than /v1/traces")
+        return web.Response(status=404, text="Spans are received at POST /v1/traces.\n")
 
     def _no(self, status: int, why: str, form: str) -> web.Response:
         from aiohttp import web
