@@ -134,6 +134,13 @@ class Answer:
         return self._parser is not None
 
     @property
+    def whole(self) -> bool:
+        """Whether it says itself that nothing more comes."""
+        if self._parser is not None:
+            return bool(self.sequences) and all(s.ended_ns is not None for s in self.sequences.values())
+        return self._body is not None and self._body.rstrip().endswith(b"}")
+
+    @property
     def ended_ns(self) -> int | None:
         """When the last sequence told that it ended; null if none did."""
         return max((s.ended_ns for s in self.sequences.values() if s.ended_ns is not None), default=None)

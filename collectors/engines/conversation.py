@@ -59,9 +59,9 @@ class Conversation:
         """The client sends no more (FIN), or is gone. If the server then does not finish its answer, the client cancelled it."""
         self._note(0, self._client_ends, now_ns)
 
-    def server_closed(self, now_ns: int) -> None:
-        """The server closed the connection, or the connection broke: nothing more comes."""
-        self._note(0, self._server_ends, now_ns)
+    def server_closed(self, now_ns: int, reset: bool = False) -> None:
+        """The server closed the connection, or the connection broke (``reset``): nothing more comes."""
+        self._note(0, self._server_ends, now_ns, reset)
 
     def lost(self, now_ns: int, side: Side) -> None:
         """Bytes of one side are missing (a sniffer's loss, or it came in the middle). Reading begins anew with the next head."""
@@ -157,10 +157,10 @@ class Conversation:
         if self._client_gone_ns is None:
             self._client_gone_ns = now_ns
 
-    def _server_ends(self, now_ns: int) -> None:
+    def _server_ends(self, now_ns: int, reset: bool) -> None:
         self.now_ns = now_ns
-        if not self._blind and not self._skipping["server"]:
-            self._answers.close()
+        if not (self._blind or self._skipping["server"] or reset):
+            self._answers.close(gone=self._client_gone_ns is not None)
         gone = self._client_gone_ns
         for turn in self._open():
             if self._skipping["server"] and turn.answering:

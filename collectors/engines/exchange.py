@@ -162,6 +162,11 @@ class Exchange:
         """Bytes of the answer after some that are missing: see :meth:`Answer.after_gap`."""
         self._answer.after_gap(data, now_ns)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the answer says itself that nothing more comes."""
+        return self._answer.whole
+
     def _claim(self, told_id: str) -> None:
         self.recorder.links.claim(self.number, told_id)
 

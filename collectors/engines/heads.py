@@ -3,7 +3,7 @@
 The host becomes the server's, a path before ``/v1`` is added where the client left it out, the absolute form of a target becomes
 the plain one, what is meant for a proxy (``x-hoptrace-…``, ``Proxy-…``, headers that ``Connection`` names) is taken out. Bodies,
 and whatever is no well-formed HTTP/1.1, pass as they are: the server is to say what it says to a client that comes directly.
-Each client has a connection of its own to the server, so ``Connection``, ``Keep-Alive``, ``Transfer-Encoding`` and ``Expect`` mean
+Each client has its own connection to the server, so ``Connection``, ``Keep-Alive``, ``Transfer-Encoding`` and ``Expect`` mean
 on one what they mean on the other, and stay.
 """
 

@@ -242,16 +242,16 @@ class Client(_End):
                 server.transport.abort()
         self.proxy.work_soon()
 
-    def _server_ended(self) -> None:
+    def _server_ended(self, reset: bool = False) -> None:
         self.over = True
-        self.talk.server_closed(self.proxy.now_ns())
+        self.talk.server_closed(self.proxy.now_ns(), reset)
         self.proxy.work_soon()
 
     def server_ended(self, error: Exception | None) -> None:
         """The server closed its connection (or it broke: ``error``)."""
         if self.over:
             return
-        self._server_ended()
+        self._server_ended(error is not None)
         if error is not None:
             self.reset()
         else:

@@ -166,11 +166,14 @@ class Answers:
             if turn is not None and turn.exchange is not None:
                 turn.exchange.read(body[0] if len(body) == 1 else b"".join(body), self._c.now_ns, self._late)
 
-    def close(self) -> None:
-        """The server sends no more: the end of an answer that told no length."""
+    def close(self, gone: bool) -> None:
+        """The server sends no more: the end of an answer that told no length. If the client is ``gone``, only of one that says
+        itself that it is whole."""
         unbounded = "content-length" not in self._headers and not self.chunked
         if self._headed and not self._passing and unbounded and self._c.turns:
-            self.on_message_complete()
+            exchange = self._c.turns[0].exchange
+            if not gone or exchange is None or exchange.whole:
+                self.on_message_complete()
 
     def _turn(self) -> Turn | None:
         return self._c.turns[0] if self._c.turns else None
