@@ -65,6 +65,7 @@ class VllmChannel:
         self._open: dict[str, Open] = {}
         self._gone: set[str] = set()
         self._watched: dict[int, Watched] = {}
+        self._past: list[Watched] = []
         self._lives: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: Told | None = None
         self._config: dict[str, Any] = {}
@@ -125,9 +126,6 @@ class VllmChannel:
         return "scheduler" if self._watched else "stat logger" if self._details else None
 
     async def sample(self) -> int:
-        assert self._ctx.writer is not None
-        if time.monotonic() >= self._look_at:
-            await self._look(from_start=True)
         before = self._rows
         # API servers first: what the schedulers said before it is then there too.
         order = sorted(self._open.values(), key=lambda o: o.role == "engine")
@@ -136,6 +134,9 @@ class VllmChannel:
         else:
             drained = [o.drain() for o in order]
         self._process(list(zip(order, drained, strict=True)))
+        # Only now: what a server said before it ended belongs before what the next one says.
+        if time.monotonic() >= self._look_at:
+            await self._look(from_start=True)
         return self._rows - before
 
     def restarted(self) -> None:
@@ -172,6 +173,7 @@ class VllmChannel:
                 self._gone.add(key)
         found = await asyncio.to_thread(_search, self._ctx)
         new = [p for p in found.paths if str(p) not in self._open and str(p) not in self._gone]
+        new.sort(key=lambda p: "-engine-" not in p.name)
         if not new:
             return
         self._take(found)
@@ -197,14 +199,27 @@ class VllmChannel:
             if watched is None:
                 watched = self._watched[channel.engine] = Watched(server, channel.engine, self._config, convert, self._emit)
                 self._told.take(None)
+                watched.base = self._told.last.get(channel.engine, -1) + 1
                 self._told.joins[channel.engine] = watched.join
             elif self._lives.get(life) != channel.identity:
                 watched.restart(self._config)
         elif life in self._lives and not any(o.role == "api" and o is not channel for o in self._open.values()):
             # Further API servers of one server share its engines; after a restart all are new.
+            self._unwatch()
             self._told.restart(self._config)
         self._lives[life] = channel.identity
         self._incarnation = f"vllm:{channel.identity[0]}:{channel.identity[1]}"
+
+    def _unwatch(self) -> None:
+        """Engines whose scheduler is no longer watched: from here on the stat logger says what their steps are."""
+        assert self._told is not None
+        there = {o.engine for o in self._open.values() if o.role == "engine" and not o.ended}
+        for engine in [e for e in self._watched if e not in there]:
+            watched = self._watched.pop(engine)
+            watched.close()
+            self._told.last[engine] = max(watched.last_step, self._told.last.get(engine, -1))
+            del self._told.joins[engine]
+            self._past.append(watched)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -291,14 +306,16 @@ class VllmChannel:
         told, name = self._told, self._ctx.server.name
         assert told is not None and self._ctx.writer is not None
         notes = []
-        for engine, join in sorted(told.joins.items()):
+        watched = [*self._past, *self._watched.values()]
+        for w in watched:
+            join = w.join
             if join.joined or join.alone:
-                rank = f" (rank {engine})" if engine else ""
+                rank = f" (rank {w.engine})" if w.engine else ""
                 notes.append(
                     f"{name}{rank}: {join.joined} steps are told alike by scheduler and stat logger"
                     + (f", {join.alone} by the stat logger alone." if join.alone else ".")
                 )
-        partial = sum(w.partial for w in self._watched.values())
+        partial = sum(w.partial for w in watched)
         if partial:
             text = "requests were under way when recording began: steps count them, they have no rows of their own."
             notes.append(f"{name}: {partial} {text}")

@@ -41,7 +41,7 @@ _MESSAGE = {"tcp"}
 _NEUTRAL = {"self"}
 _LOAD, _STORE = "vllm:kv_offload_load", "vllm:kv_offload_store"
 _SUMMED = re.compile(
-    r"(^|_)num_|_(bytes|hits|misses|count|total|failures?|errors|requests|tokens|blocks|seconds|duration|time|size)$"
+    r"(^|_)num_|_(bytes|hits|misses|count|total|failures?|errors|requests|tokens|blocks|seconds|duration|time|size|transferred)$"
 )
 _COLUMNS = ("transfer_duration", "bytes_transferred", "num_descriptors", "post_duration")
 
@@ -100,12 +100,12 @@ def _any(found: Found, stats: Any, end_ns: int, node: str, what: str, connector:
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             for one in value:
                 _any(found, one, end_ns, node, what, str(key), mechanism, f"{name}:{key}")
+        elif (number := _last(value)) is None:
+            continue
         elif _SUMMED.search(str(key)):
             found.sums.append((f"{name}:{key}", _sum(value)))
-        elif not isinstance(value, list):
-            found.gauges.append((f"{name}:{key}", _sum(value)))
-        elif value:
-            found.gauges.append((f"{name}:{key}", _sum(value[-1])))
+        else:
+            found.gauges.append((f"{name}:{key}", number))
 
 
 def _pulled(found: Found, lists: list[Any], end_ns: int, node: str, what: str, connector: str, mechanism: str | None) -> None:
@@ -123,6 +123,12 @@ def _pulled(found: Found, lists: list[Any], end_ns: int, node: str, what: str, c
         for kind, a, b in (("serialize", start, posted), ("transfer", posted, end_ns)):
             if b > a:
                 found.waits.append({"kind": kind, "on": connector, "start_ns": a, "end_ns": b, "count": 1, "basis": "counted"})
+
+
+def _last(value: Any) -> int | float | None:
+    if isinstance(value, list):
+        value = value[-1] if value else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _sum(value: Any) -> int | float:

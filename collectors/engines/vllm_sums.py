@@ -56,10 +56,11 @@ class Sums:
             self.add(engine, field, value, "ns" if field.endswith("_ns") else "1", time_ns)
         for stage, value in (record.get("kf") or {}).items():
             self.gauge(engine, f"kv_fetch_requests:{stage}", value, "requests", time_ns)
-        if not record.get("kf"):
-            for entity, name, unit in [k for k in self._told if k[1].startswith("plugin:kv_fetch") and self._told[k]]:
-                if entity == self.entity(engine) and "r" in record:
-                    self._gauges[(entity, name, unit)] = 0
+        if not record.get("kf") and "r" in record:
+            prefix = "plugin:kv_fetch_requests:"
+            for entity, name, unit in [k for k, v in self._told.items() if v and k[1].startswith(prefix)]:
+                if entity == self.entity(engine):
+                    self.gauge(engine, name.removeprefix("plugin:"), 0, unit, time_ns)
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of `counters` since the last call (``host``, ``source`` and ``incarnation`` are the caller's)."""

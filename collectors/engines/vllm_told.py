@@ -49,10 +49,10 @@ class Told:
     late: int = 0
     unplaced: int = 0
     cut: int = 0
+    last: dict[int, int] = field(default_factory=dict)
     sums: Sums = field(init=False)
     _times: dict[int, StepTimes[dict[str, Any]]] = field(default_factory=dict)
     _base: dict[int, int] = field(default_factory=dict)
-    _last: dict[int, int] = field(default_factory=dict)
     _heard: dict[int, int] = field(default_factory=dict)
     _families: OrderedDict[str, _Family] = field(default_factory=OrderedDict)
 
@@ -63,7 +63,7 @@ class Told:
         """The server's processes are others: iterations begin at 0 again, the numbers of the trace go on."""
         self.take(None)
         self.config = config
-        self._base = {engine: last + 1 for engine, last in self._last.items()}
+        self._base = {engine: last + 1 for engine, last in self.last.items()}
         self._families.clear()
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -101,10 +101,10 @@ class Told:
                 return None
             return self.joins[engine].match(index, (ctx, ctx_tokens, gen, gen_tokens))
         number: int = self._base.get(engine, 0) + index
-        if number <= self._last.get(engine, -1):
+        if number <= self.last.get(engine, -1):
             self.late += 1
             return None
-        self._last[engine] = number
+        self.last[engine] = number
         size, blocks, capacity = (self.config.get(k) for k in ("block_size_tokens", "block_count", "kv_capacity_tokens"))
         usage = record.get("u")
         drafts = record.get("sd") or (None, None, None)
@@ -154,9 +154,9 @@ class Told:
                 else:
                     self.write(table, row)
         for what, value in found.sums:
-            self.sums.add(engine, what, value, "1", end_ns)
+            self.sums.add(engine, what, value, _unit(what), end_ns)
         for what, value in found.gauges:
-            self.sums.gauge(engine, what, value, "1", end_ns)
+            self.sums.gauge(engine, what, value, _unit(what), end_ns)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -216,6 +216,12 @@ class Told:
         while len(self._families) > _KNOWN:
             self._families.popitem(last=False)
         return family
+
+
+def _unit(name: str) -> str:
+    return next(
+        (unit for end, unit in (("bytes", "bytes"), ("transferred", "bytes"), ("seconds", "s")) if name.endswith(end)), "1"
+    )
 
 
 def _derived(heard: int, queued: int | None, prefill: int | None, inference: int | None) -> tuple[int | None, ...]:

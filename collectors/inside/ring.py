@@ -179,7 +179,8 @@ class Reader:
         self.missed = self.damaged = 0
         self._at = self._words[_TAIL if from_start else _HEAD]
         # What was overwritten before this reader came is not its loss: the first frame that it reads tells where it begins.
-        self._next: int | None = None if from_start else self._words[_SEQUENCE]
+        begins = 0 if self._at == 0 else None
+        self._next: int | None = begins if from_start else self._words[_SEQUENCE]
 
     @property
     def lost(self) -> int:

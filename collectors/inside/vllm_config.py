@@ -23,7 +23,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return value[:512]
+        return value.removeprefix("torch.")[:512]
     return str(getattr(value, "value", value)).removeprefix("torch.")[:128]
 
 

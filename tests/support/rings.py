@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,18 +86,16 @@ class Capture:
 
 
 @contextmanager
-def capture(folder: Path, *, pid: int | None = None, primary: bool = False, name: str = "t") -> Iterator[Capture]:
-    """A trace in ``folder`` being written; afterwards :attr:`Capture.trace` is it, closed."""
-    import os
-
-    writer = TraceWriter(folder / f"{name}.trace", Manifest(origin="recorded", servers=[Server(name="vllm", engine="vllm")]))
+def capture(
+    folder: Path, *, find: Callable[[], Found] | None = None, primary: bool = False, name: str = "t", server_name: str = "vllm"
+) -> Iterator[Capture]:
+    """A trace in ``folder`` being written, closed afterwards (:attr:`Capture.trace`). The server: this process, or ``find``'s."""
+    writer = TraceWriter(folder / f"{name}.trace", Manifest(origin="recorded", servers=[Server(name=server_name, engine="vllm")]))
     links = Links(writer)
     links.primary = primary
     server = writer.manifest.servers[0]
-    found = Found(os.getpid() if pid is None else pid)
-    ctx = Context(
-        Api("http://127.0.0.1:1"), server, "h", writer, links, lambda: found, None, Options(channels=folder / "channels")
-    )
+    find = find or (lambda: Found(os.getpid()))
+    ctx = Context(Api("http://127.0.0.1:1"), server, "h", writer, links, find, None, Options(channels=folder / "channels"))
     made = Capture(ctx, VllmChannel(ctx), writer, links)
     try:
         yield made
@@ -102,3 +103,43 @@ def capture(folder: Path, *, pid: int | None = None, primary: bool = False, name
         links.settle()
         writer.close()
         made.trace = open_trace(writer.path)
+
+
+@contextmanager
+def sampling(*captures: Capture, every_s: float = 0.1) -> Iterator[None]:
+    """Run the collectors as a session does, in a thread. A fault of theirs is raised at the end."""
+    stop = threading.Event()
+    faults: list[Exception] = []
+
+    async def run() -> None:
+        for c in captures:
+            await c.channel.probe()
+            await c.channel.start()
+        started.set()
+        while not stop.is_set():
+            for c in captures:
+                await c.channel.sample()
+                c.links.settle(c.writer.clock.now_ns())
+            await asyncio.sleep(every_s)
+        for c in captures:
+            await c.channel.close()
+
+    def work() -> None:
+        try:
+            asyncio.run(run())
+        except Exception as e:
+            faults.append(e)
+        finally:
+            started.set()
+
+    started = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if faults:
+        raise faults[0]
