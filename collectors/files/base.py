@@ -208,12 +208,14 @@ class Sink:
         """Check the count.
 
         Raises:
-            InputError: every record was rejected; names the first reason.
+            InputError: there is no record, or every one was rejected; names the first reason.
             RuntimeError: the importer counted wrong.
         """
         if self.read != self.written + self.rejected:
             counted = f"read {self.read}, written {self.written}, rejected {self.rejected}"
             raise RuntimeError(f"importer {self.kind} counted wrong: {counted}")
+        if not self.read and not self._covered:
+            raise InputError(f"{self.path} has no record.")
         if self.rejected and not self.written:
             why = self._rejects.first(self.path)
             all_were = "its only one was" if self.rejected == 1 else f"all {self.rejected:,} were"

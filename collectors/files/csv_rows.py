@@ -27,7 +27,7 @@ _OPEN = "a quote opens in it and never closes"
 
 def separator_of(head: bytes) -> str:
     """The separator of a text that begins so: the one of comma, tab and semicolon that its first line has most of."""
-    line = head.split(b"\n", 1)[0]
+    line = head.lstrip(b"\r\n").split(b"\n", 1)[0]
     return max((",", "\t", ";"), key=lambda s: line.count(s.encode()))
 
 

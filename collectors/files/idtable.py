@@ -71,7 +71,8 @@ def _scan(
                 parents[entry] = parent
             else:
                 entry = _UNTRACKED
-            h = (h ^ key) * _GOLDEN
+            # The place in the prompt is hashed too: else 0 after 0 would hash to 0 again.
+            h = (h ^ key) * _GOLDEN + np.int64(j - starts[r] + 1)
             h = h ^ (h >> np.int64(29))
             if raw:
                 out[j] = key

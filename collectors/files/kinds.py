@@ -14,6 +14,20 @@ __all__ = ["MODULES", "importers", "kind_of"]
 
 # Modules of this folder that have an IMPORTER.
 MODULES = (
+    "vllm_bench",
+    "sglang_bench",
+    "aiperf",
+    "aiperf_figures",
+    "genai_perf",
+    "guidellm",
+    "inference_perf",
+    "llmperf",
+    "aibrix",
+    "vllm_vcr",
+    "llmservingsim_run",
+    "sglang_export_file",
+    "llamacpp_log_file",
+    "vllm_log_file",
     "request_csv",
     "burstgpt",
     "bailian",

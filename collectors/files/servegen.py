@@ -7,7 +7,7 @@ non-empty window of the other that began before it (as ServeGen's own reader has
 
 Arrivals of a window are a renewal process in equilibrium with mean gap 1 ÷ rate and the pattern's shape k. Gaps X are Gamma(k) or
 Weibull(k), scaled to that mean; the first arrival comes after U·Y, U uniform, Y drawn from x·f(x) ÷ E[X] (the gap that an
-observer falls into: Gamma(k + 1), or for Weibull Y^k ~ Gamma(1 + 1/k)). So the expected count is rate × window exactly, however bursty.
+observer falls into: Gamma(k + 1), or for Weibull Y^k ~ Gamma(1 + 1/k)). So the expected count is rate × window, however bursty.
 """
 
 from __future__ import annotations
