@@ -21,12 +21,13 @@ Names = Mapping[str, tuple[Shape, str]]
 
 
 def expand(names: Names) -> dict[str, Kind]:
-    """The table by the names that a page uses: ``_total``, ``_bucket``, ``_count``, ``_sum``."""
+    """The table by the names that a page uses: ``_total``, ``_bucket``, ``_count``, ``_sum``, quantiles."""
     out: dict[str, Kind] = {}
     for name, (shape, unit) in names.items():
         if shape == "histogram":
             out[f"{name}_bucket"] = out[f"{name}_count"] = Kind("1", "cumulative", whole=True)
             out[f"{name}_sum"] = Kind(unit, "cumulative")
+            out[name] = Kind(unit, "gauge")  # the quantiles, where the client makes a summary of it
         elif shape in ("counter", "seconds"):
             kind = Kind(unit, "cumulative", whole=shape == "counter")
             out[name] = kind
