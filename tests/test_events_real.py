@@ -189,7 +189,7 @@ def _check_spans(out: Path, sent: list[list[dict[str, Any]]]) -> None:
     stages = rows(out, "stages")
     assert stages.height == len(expected) + 4
     for row in frame.rows(named=True):
-        known = next(s for key, s in expected.items() if row["request_id"] == key or row["request_id"].startswith(f"{key}-"))
+        known = expected[row["request_id"]]
         assert row["prompt_tokens"] == known["prompt"] and row["output_tokens"] == known["output"]
         order = [row[n] for n in ("arrival_ns", "queued_ns", "scheduled_ns", "engine_first_token_ns", "finish_ns")]
         assert order == sorted(order), row

@@ -109,7 +109,7 @@ def test_every_door_gives_the_same_rows(tmp_path: Path, door: str) -> None:
         20 * MS, 40 * MS, 100 * MS,
     )  # fmt: skip
     assert (got["first_token_ns"] - began, got["finish_ns"] - began) == (100 * MS, 400 * MS)
-    assert (got["prompt_tokens"], got["output_tokens"], got["max_tokens"], got["request_id"]) == (50, 7, 7, "cmpl-r0-0")
+    assert (got["prompt_tokens"], got["output_tokens"], got["max_tokens"], got["request_id"]) == (50, 7, 7, "cmpl-r0")
     stage = rows(tmp_path / "t.trace", "stages").row(0, named=True)
     assert (stage["server"], stage["engine_request_id"], stage["end_ns"] - began) == ("s", "cmpl-r0-0", 390 * MS)
     assert frame["source"].unique().to_list() == ["otlp"]

@@ -168,7 +168,7 @@ def test_one_span_one_request() -> None:
         "received_ns": T0, "arrival_ns": T0, "arrival_of": "received", "first_token_ns": T0 + 100 * MS,
         "finish_ns": T0 + 400 * MS, "queued_ns": T0 + 20 * MS, "scheduled_ns": T0 + 40 * MS,
         "engine_first_token_ns": T0 + 100 * MS, "prompt_tokens": 50, "output_tokens": 7, "max_tokens": 7,
-        "request_id": "cmpl-a-0",
+        "request_id": "cmpl-a",
     }  # fmt: skip
     (call,) = calls.calls()
     assert call.done and call.stages() == [
@@ -192,6 +192,10 @@ def test_sequences_of_one_prompt_are_one_request() -> None:
     assert "output_tokens" not in row and "finish_ns" not in row, "half of it is not told yet: that is unknown, not 7"
     (row,), calls = requests(first, second)
     assert (row["prompt_tokens"], row["output_tokens"], row["finish_ns"]) == (50, 16, T0 + 700 * MS)
+    # vLLM 0.32 says n = 1 in each span of the two: the same identifier and the same arrival tell.
+    one = {"gen_ai.request.n": 1, "gen_ai.usage.prompt_tokens": 50}
+    (row,), calls = requests(engine(0, "cmpl-a-0", attributes=one), engine(1, "cmpl-a-0", attributes=one))
+    assert (row["prompt_tokens"], row["output_tokens"]) == (50, 14) and not calls.counts
     assert [s["sequence"] for s in calls.calls()[0].stages()] == [0, 1]
 
 

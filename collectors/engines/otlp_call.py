@@ -125,7 +125,7 @@ class Call:
         row["session"] = _one(v.session for v in outer)
         row["finish_reason"] = _one(v.finish_reason for v in outer)
         row["error"] = _one(v.error for v in outer)
-        row["request_id"] = _one(v.id for v in outer)
+        row["request_id"] = _one(readings(v.id)[0][0] if v.id and v.view == "engine" else v.id for v in outer)
         return {n: v for n, v in row.items() if v is not None}
 
     def stages(self) -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ _MOST_S = 1e7
 class Said:
     """One span about one request, times in ns of the exporter's clock; null is not told.
 
-    ``id`` is what the server calls the request. ``sequences``: how many spans there will be of this id. ``role``: the part the
-    engine played, where it says so.
+    ``id`` is what the server calls the request. ``sequences``: how many spans of this id there will be at least (vLLM 0.32 says 1
+    in each of several). ``role``: the part the engine played, where it says so.
     """
 
     view: View

@@ -14,6 +14,7 @@ __all__ = ["MODULES", "importers", "kind_of"]
 
 # Modules of this folder that have an IMPORTER.
 MODULES = (
+    "otlp_json",
     "vllm_bench",
     "sglang_bench",
     "aiperf",
@@ -33,7 +34,6 @@ MODULES = (
     "bailian",
     "llmservingsim",
     "servegen",
-    "otlp_json",
     "mooncake",
     "access_log",
 )
