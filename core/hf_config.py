@@ -179,12 +179,16 @@ def weights_of(folder: Path) -> tuple[int | None, int] | None:
                 if not 2 <= length <= _HEADER_BYTES:
                     return None
                 header = json.loads(f.read(length))
-            size += file.stat().st_size - 8 - length
+            data, end = file.stat().st_size - 8 - length, 0
+            size += data
             for name, tensor in header.items():
                 if name == "__metadata__":
                     continue
+                end = max(end, int(tensor["data_offsets"][1]))
                 parameters += math.prod(int(n) for n in tensor["shape"])
                 packed |= tensor["dtype"] in ("I8", "U8", "I16", "I32", "U32", "I64")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if end != data:
+                return None  # the file is cut, or none
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
     return (None if packed else parameters), size
