@@ -26,6 +26,7 @@ __all__ = [
     "Metric",
     "Stat",
     "Summary",
+    "arrivals_known",
     "emissions",
     "itl_ns",
     "one_vantage",
@@ -54,7 +55,8 @@ class Summary(dict[str, Stat]):
     """``Stat`` by name (ttft, visible_ttft, itl, tpot, e2e, queue), and the counts and rates of the whole trace as attributes.
 
     ``duration_ns`` runs from the first arrival to the last finish among finished requests; rates are null where it is not
-    positive.
+    positive. All three are null where nobody knows when requests arrived (an import of durations: `coverage` of `requests`
+    without `arrival_ns`).
 
     ``itl_left_out``: finished requests whose gaps are in no ITL because their counts are doubted (see the module).
     """
@@ -242,17 +244,23 @@ def summary(trace: Trace) -> Summary:
     result.failed = int(states["error"].is_not_null().sum())
     result.finished = per_request.height
     result.unfinished = states.height - result.failed - result.finished
-    if per_request.height:
+    if per_request.height and per_request["output_tokens"].null_count() == 0:
+        result.output_tokens = int(per_request["output_tokens"].sum())
+    if per_request.height and arrivals_known(trace):
         first, last = per_request["arrival_ns"].min(), per_request["finish_ns"].max()
         assert isinstance(first, int) and isinstance(last, int)
         result.duration_ns = last - first
-        known = per_request["output_tokens"].null_count() == 0
-        result.output_tokens = int(per_request["output_tokens"].sum()) if known else None
         if result.duration_ns > 0:
             result.requests_per_s = per_request.height * 1e9 / result.duration_ns
             if result.output_tokens is not None:
                 result.output_tokens_per_s = result.output_tokens * 1e9 / result.duration_ns
     return result
+
+
+def arrivals_known(trace: Trace) -> bool:
+    """Whether anyone covers arrivals: an import of durations sets `arrival_ns` to 0 and leaves it out of `coverage`."""
+    rows = trace.table("coverage").filter(pl.col("table") == "requests").select("columns").collect()
+    return not rows.height or bool((rows["columns"].is_null() | rows["columns"].list.contains("arrival_ns")).any())
 
 
 def _finished(requests: pl.LazyFrame) -> pl.LazyFrame:

@@ -74,7 +74,9 @@ _ITL = f"""{_GAPS}, each AS (
 )
 {_STAT}(SELECT gap_ns * (j + 1) // n - gap_ns * j // n AS v FROM each)"""
 
-_RATE = "(max(finish_ns) - min(arrival_ns))"
+# Null where nobody covers arrivals: an import of durations.
+_RATE = """(CASE WHEN (SELECT coalesce(bool_or("columns" IS NULL OR list_contains("columns", 'arrival_ns')), true)
+                   FROM coverage WHERE "table" = 'requests') THEN max(finish_ns) - min(arrival_ns) END)"""
 
 METRICS: dict[str, Metric] = {
     m.name: m
@@ -151,7 +153,7 @@ METRICS: dict[str, Metric] = {
             "Output throughput",
             "tokens/s",
             "Σ output_tokens ÷ (last finish_ns − first arrival_ns), over finished requests",
-            "Includes the ramp at both ends; null if the length of any finished request is unknown.",
+            "Includes the ramp at both ends; null if the length of any finished request, or when requests arrived, is unknown.",
             f"SELECT CASE WHEN count(output_tokens) = count(*) THEN sum(output_tokens) END * 1e9 / nullif({_RATE}, 0) AS value\n"
             f"FROM requests\nWHERE {_FINISHED}",
         ),
@@ -160,7 +162,7 @@ METRICS: dict[str, Metric] = {
             "Request throughput",
             "requests/s",
             "finished requests ÷ (last finish_ns − first arrival_ns)",
-            "Includes the ramp at both ends.",
+            "Includes the ramp at both ends; null if it is not known when requests arrived.",
             f"SELECT count(*) * 1e9 / nullif({_RATE}, 0) AS value\nFROM requests\nWHERE {_FINISHED}",
         ),
         Metric(

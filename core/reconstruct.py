@@ -80,10 +80,14 @@ def store_steps(writer: TraceWriter, steps: Steps) -> None:
 
 
 _PREFIX = "Steps were reconstructed"
+_NO_ARRIVALS = "When requests were sent is not known, so which of their tokens left together is not, and no steps can be told."
 
 
 def reconstruct(trace: Trace) -> Steps:
-    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens."""
+    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens, or if
+    it is not known when requests came (each one's times count from its own start: which tokens left together is lost)."""
+    if not metrics.arrivals_known(trace):
+        return Steps(_empty("steps"), _empty("residency"), "", _NO_ARRIVALS)
     units = _units(trace)
     reads = (
         metrics.reads(trace.table("tokens"), trace.table("requests"))
