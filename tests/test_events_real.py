@@ -57,6 +57,7 @@ def _start(folder: Path, events_port: int, replay_port: int, otlp: str, protocol
         "--max-num-batched-tokens", "256", "--enable-prefix-caching", "--kv-events-config", json.dumps(config),
         "--otlp-traces-endpoint", otlp, "--scheduler-cls", "hoptrace_counting.Counting",
         env={"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol, "OTEL_BSP_SCHEDULE_DELAY": "500", "VLLM_SERVER_DEV_MODE": "1",
+             "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip" if protocol == "grpc" else "none",
              "HOPTRACE_TEST_COUNTS": str(folder / "counts"), "PYTHONPATH": str(folder / "mod")},
     )  # fmt: skip
 

@@ -158,6 +158,7 @@ class _Rank:
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self.forgotten = 0
         self._clock: OneWay | None = None
+        self._token_bytes: int | None = None
 
     def live(self, frames: list[bytes], received_ns: int) -> None:
         number = sequence_number(frames[1]) if len(frames) == 3 else None
@@ -222,6 +223,8 @@ class _Rank:
         stored = [e for e in batch.events if isinstance(e, Stored)]
         if not owner.hybrid and any((e.group or 0) > 0 or e.kind not in _WHOLE_MODEL for e in stored):
             owner.hybrid = True
+        shape = geometry(owner._ctx.server)
+        self._token_bytes = None if shape is None or owner.hybrid else shape.bytes_per_token
         time_ns = round(batch.time_s * 1e9)
         if self._local:
             time_ns -= writer.clock.wall_step_ns()
@@ -278,10 +281,7 @@ class _Rank:
             rows.append(common | {"event": "evicted", "hash": name, "medium": medium, "bytes": self._bytes(tokens)})
 
     def _bytes(self, tokens: int | None) -> int | None:
-        if tokens is None or self._owner.hybrid:
-            return None
-        shape = geometry(self._owner._ctx.server)
-        return None if shape is None else tokens * shape.bytes_per_token
+        return None if tokens is None or self._token_bytes is None else tokens * self._token_bytes
 
     def _compare(self, batch: Batch, received_ns: int) -> None:
         writer = self._owner._ctx.writer
