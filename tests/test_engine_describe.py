@@ -11,7 +11,7 @@ import pytest
 from support.pages import ENGINES, Pages, asked, context
 
 from hoptrace.collectors.base import Finding
-from hoptrace.collectors.engines import catalog, command_line, model_files, vllm
+from hoptrace.collectors.engines import catalog, command_line, model_files
 from hoptrace.collectors.engines.catalog import ENGINES as KNOWN
 from hoptrace.collectors.engines.catalog import GIVES
 from hoptrace.collectors.engines.identify import GATEWAYS

@@ -96,6 +96,8 @@ def stamp_ns(line: str, near_ns: int) -> tuple[int, int] | None:
     if m is None:
         return None
     month, day, hour, minute, second = (int(x) for x in m.groups()[:5])
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 61):
+        return None
     milli = int(m[6]) if m[6] else None
     best: int | None = None
     for year in {time.localtime(near_ns // 10**9 + days * 86400).tm_year for days in (-180, 0, 180)}:
