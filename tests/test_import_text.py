@@ -282,3 +282,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(csv_module.CsvFile, "_frame", spy)
     run(tmp_path, HEADER + f"{AT},9,1\n" * 5_000)
     assert sum(heights) == 5_000 and max(heights) < 150
+
+
+def test_both_headers_in_one_file(tmp_path: Path) -> None:
+    done = run(tmp_path, f"TIMESTAMP,Time,ContextTokens,PromptTokenCount,GeneratedTokens,GeneratedTokenCount\n{AT},0,9,1,2,1\n")
+    assert _pairs(tmp_path) == [(9, 2)]
+    assert told(done, "Columns that were not used: Time, PromptTokenCount, GeneratedTokenCount.")
+
+
+def test_columns_without_a_name_do_not_matter(tmp_path: Path) -> None:
+    run(tmp_path, f",TIMESTAMP,ContextTokens,GeneratedTokens,,\n0,{AT},9,1,,\n1,{AT},8,2,a,b\n")
+    assert _pairs(tmp_path) == [(9, 1), (8, 2)]

@@ -14,6 +14,7 @@ from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.blocks import BAD, NOT_TEXT, ROW, Block, blocks
 from hoptrace.collectors.files.csv_rows import CsvFile
 from hoptrace.collectors.files.json_rows import json_frames, keys_of
+from hoptrace.collectors.files.kinds import ARRAY
 from hoptrace.collectors.files.log_formats import LineFormat, line_format, sniff_json, sniff_line
 from hoptrace.collectors.files.logged import Logged
 from hoptrace.collectors.files.mapping import Field, near, parse_map
@@ -76,6 +77,8 @@ class AccessLog(Importer):
             top = {c.split(".")[0] for c in columns} | set(columns)
             self._unused(sink, [k for k in dict.fromkeys(p.split(".")[0] for p in found) if k not in top])
             return json_frames(sink, columns)
+        if start.lstrip().startswith(b"[") and form is None:
+            raise InputError(f"{sink.path} is one JSON array.", hint=ARRAY)
         file = CsvFile(sink)
         _known(sink, fields, file.names)
         for column in columns:

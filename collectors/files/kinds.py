@@ -10,7 +10,7 @@ from hoptrace.collectors.files.base import Importer
 from hoptrace.collectors.files.raw import head
 from hoptrace.errors import InputError, UsageError
 
-__all__ = ["MODULES", "importers", "kind_of"]
+__all__ = ["ARRAY", "MODULES", "importers", "kind_of"]
 
 # Modules of this folder that have an IMPORTER.
 MODULES = (
@@ -39,6 +39,9 @@ MODULES = (
 )
 
 
+ARRAY = "If its elements are requests, make it JSON lines (jq -c '.[]' FILE) and describe them with --map."
+
+
 @cache
 def importers() -> dict[str, Importer]:
     """Every importer by its kind, in the order in which they are asked."""
@@ -64,6 +67,8 @@ def kind_of(path: Path, kind: str | None) -> Importer:
     for importer in known.values():
         if importer.matches(path, start):
             return importer
+    if start.lstrip().startswith(b"["):
+        raise InputError(f"{path} is one JSON array of a kind that hoptrace does not know.", hint=ARRAY)
     raise InputError(
         f"{path} is of no kind that hoptrace knows.",
         hint=f"Known kinds: {', '.join(known)}. Name one with --kind, or describe the columns of a log with --map.",

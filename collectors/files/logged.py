@@ -20,6 +20,9 @@ _PLAIN = ("request_id", "session", "model", "tenant", "adapter", "finish_reason"
 _GENERATES = r"/(chat/completions|completions?|responses|messages|generate|generate_stream|infill)/?(\?.*)?$"
 _MOST_SERVERS = 1_000
 _UTC_FROM = 10**17
+# Mapped columns that are no columns of `requests`.
+_ASIDE = ("status", "server", "cached_tokens", "context_tokens")
+_LONGER = "Requests longer than the context of their model, kept as they are: {n}."
 _CACHED = "Requests with more cached tokens than their prompt has tokens (that value is left unknown): {n}."
 _ENDED = "Requests that end before they arrive (their end is left unknown): {n}."
 _FIRST = "Requests whose first token lies outside of their time (it is left unknown): {n}."
@@ -154,8 +157,11 @@ class Logged:
             sink.tally(_FAILED, int(rows.select(failed.sum()).item() or 0))
             said = pl.when(failed).then(pl.format("The log says status {}.", "status"))
             rows = rows.with_columns((pl.coalesce("error", said) if "error" in rows.columns else said).alias("error"))
+        if "context_tokens" in rows.columns:
+            both = pl.sum_horizontal(c for c in ("prompt_tokens", "output_tokens") if c in rows.columns)
+            sink.tally(_LONGER, int(rows.select((both > pl.col("context_tokens")).sum()).item() or 0))
         self._stages(rows)
-        drop = [c for c in rows.columns if c.startswith(("t_", "d_")) or c in ("status", "server", "cached_tokens")]
+        drop = [c for c in rows.columns if c.startswith(("t_", "d_")) or c in _ASIDE]
         self._requests.write(rows.drop(drop))
 
     def _unlike(self, rows: pl.DataFrame, column: str, wrong: pl.Expr, said: str) -> pl.DataFrame:

@@ -21,7 +21,7 @@ TIMES = {
 DURATIONS = ("duration", "ttft", "think")
 COUNTS = {
     "prompt_tokens": "tokens", "output_tokens": "tokens", "max_tokens": "tokens", "cached_tokens": "tokens",
-    "prompt_chars": "characters", "priority": "priority",
+    "prompt_chars": "characters", "priority": "priority", "context_tokens": "tokens",
 }  # fmt: skip
 TEXTS = ("request_id", "session", "model", "tenant", "adapter", "finish_reason", "error", "server", "status", "path")
 _ALL = (*TIMES, *DURATIONS, *COUNTS, *TEXTS)

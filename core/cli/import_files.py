@@ -128,7 +128,8 @@ def _show(out: Path, done: Imported, rejects: Path | None) -> None:
     requests = sum(p.rows or 0 for p in done.manifest.tables.get("requests", []))
     click.echo(f"{out}: {requests:,} request{'' if requests == 1 else 's'}")
     beyond = f" + {done.beyond_limit:,} beyond --limit" if done.beyond_limit else ""
-    click.echo(f"  {done.read:,} records read = {done.written:,} written + {done.rejected:,} rejected{beyond}")
+    records = f"{done.read:,} record{'' if done.read == 1 else 's'}"
+    click.echo(f"  {records} read = {done.written:,} written + {done.rejected:,} rejected{beyond}")
     reasons = sorted(done.reasons.items(), key=lambda r: -r[1])
     for reason, n in reasons[:_SHOWN]:
         click.echo(f"  rejected {n:,}: {reason}")
