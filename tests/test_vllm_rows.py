@@ -176,6 +176,14 @@ def test_a_request_under_way_counts_in_steps_only(rows: Rows) -> None:
     assert (row["decode_requests"], row["decode_context_tokens"], w.partial) == (1, 120, 1) and rows.by == {}
 
 
+def test_found_tokens_of_a_version_that_does_not_tell_the_tiers(rows: Rows) -> None:
+    w = watched(rows)
+    w.told(told_of(1, "r", 40))
+    w.step(step(0, [(1, 8, 32, 0)], new=[1], y=[1], m=[1], f=[[1, "stop"]]))
+    stay = rows.last("stages", "r")
+    assert stay["cached_tokens"] == 32 and "cached_device_tokens" not in stay
+
+
 def test_prefill_and_decode_sides(rows: Rows) -> None:
     w = watched(rows, kv_connector="NixlConnector")
     w.told(told_of(1, "p", 40, flags=1))

@@ -130,7 +130,9 @@ class Open:
                     record = self._decode(frame)
                 except Exception:
                     record = None
-                if isinstance(record, dict) and isinstance(record.get("k"), str):
+                # "s": one time; "c": a list of four.
+                times = list if isinstance(record, dict) and record.get("k") == "c" else int
+                if isinstance(record, dict) and isinstance(record.get("k"), str) and isinstance(record.get("t"), times):
                     records.append(record)
                 else:
                     self.malformed += 1

@@ -29,6 +29,8 @@ class _Family:
     prompts: dict[str, int] = field(default_factory=dict)
     output: int = 0
     ended: int = 0
+    queued_ns: int | None = None
+    scheduled_ns: int | None = None
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -173,14 +175,15 @@ class Told:
         family.prompts[who] = prompt or 0
         family.output += output or 0
         family.ended += 1
-        for value in (times[2],):
-            family.first_ns = value if family.first_ns is None else min(family.first_ns, value or family.first_ns)
+        family.queued_ns = _least(family.queued_ns, times[0])
+        family.scheduled_ns = _least(family.scheduled_ns, times[1])
+        family.first_ns = _least(family.first_ns, times[2])
         family.last_ns = max(filter(None, (family.last_ns, times[3])), default=None)
         heard_ns = self.convert(heard)
         received = None if e2e is None else heard_ns - e2e
         row: dict[str, Any] = {
             "request_id": readings(who)[0][0], "received_ns": received, "arrival_ns": received, "arrival_of": "received",
-            "queued_ns": times[0], "scheduled_ns": times[1], "engine_first_token_ns": family.first_ns,
+            "queued_ns": family.queued_ns, "scheduled_ns": family.scheduled_ns, "engine_first_token_ns": family.first_ns,
             "prompt_tokens": sum(family.prompts.values()) if prompt is not None else None,
             "output_tokens": family.output if output is not None else None, "max_tokens": most, "finish_reason": said or None,
             "finish_ns": heard_ns,
@@ -216,6 +219,10 @@ class Told:
         while len(self._families) > _KNOWN:
             self._families.popitem(last=False)
         return family
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
 
 
 def _unit(name: str) -> str:

@@ -8,6 +8,7 @@ from statistics import pvariance
 from typing import Any
 
 from hoptrace.collectors.engines.vllm_join import Composition, Join
+from hoptrace.collectors.links import readings
 
 __all__ = ["ABORTS", "Watched", "end_reason", "role_of"]
 
@@ -47,16 +48,27 @@ class _Request:
     prompt: int | None
     flags: int
     whole: bool
+    family: str = ""
     index: int = 0
-    first_ns: int | None = None
-    last_ns: int | None = None
     scheduled_ns: int | None = None
     reach: int = 0
     preempted: bool = False
     resumed: int = 0
     recomputed: int = 0
+    found: int | None = None
     run: dict[str, Any] | None = None
     run_since_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Family:
+    """What the sequences of one request (n > 1, several prompts) have in common: the first and the last of all."""
+
+    queued_ns: int
+    live: int = 0
+    scheduled_ns: int | None = None
+    first_ns: int | None = None
+    last_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +86,7 @@ class Watched:
     partial: int = 0
     unknown: int = 0
     _requests: dict[int, _Request] = field(default_factory=dict)
+    _families: dict[str, _Family] = field(default_factory=dict)
     _end_ns: int | None = None
 
     def restart(self, config: Mapping[str, Any]) -> None:
@@ -81,6 +94,7 @@ class Watched:
         self.close()
         self.base, self.config = self.last_step + 1, config
         self._requests.clear()
+        self._families.clear()
         self.join.restart()
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -95,14 +109,11 @@ class Watched:
                 self.partial += 1
                 continue
             queued_ns = self.convert(queued)
-            row = {
-                "queued_ns": queued_ns,
-                "arrival_ns": queued_ns,
-                "prompt_tokens": prompt,
-                "max_tokens": most,
-                "priority": priority,
-            }
-            self.emit(r.engine_id, "requests", row, False)
+            r.family = readings(engine_id)[0][0]
+            family = self._families.setdefault(r.family, _Family(queued_ns))
+            family.live += 1
+            row = {"request_id": r.family, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
+            self.emit(r.engine_id, "requests", row | {"prompt_tokens": prompt, "max_tokens": most}, False)
             self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns}, False)
 
     def gone(self, record: Mapping[str, Any]) -> None:
@@ -120,14 +131,21 @@ class Watched:
             return
         self._write_run(r)
         reason = end_reason(said, sent_on=bool(r.flags & 1))
-        row: dict[str, Any] = {"first_token_ns": r.first_ns, "last_token_ns": r.last_ns, "finish_ns": time_ns}
+        family = self._families[r.family]
+        row: dict[str, Any] = {"last_token_ns": family.last_ns, "finish_ns": time_ns}
         if reason == "cancelled":
             row["error"] = "aborted in the engine"
         elif reason == "failed":
             row["error"] = "failed in the engine"
         self.emit(r.engine_id, "requests", row, False)
+        family.live -= 1
+        if not family.live:
+            del self._families[r.family]
         stay = {"end_ns": time_ns, "end_reason": reason, "scheduled_ns": r.scheduled_ns}
         stay |= {"resumed_tokens": r.resumed or None, "recomputed_tokens": r.recomputed or None}
+        if r.found is not None:
+            # A vLLM that does not tell what it found where: what was computed before the first chunk.
+            stay["cached_tokens"] = r.found
         self.emit(r.engine_id, "stages", self._stay(r) | stay, True)
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -195,7 +213,9 @@ class Watched:
 
     def _resident(self, r: _Request, step: int, tokens: int, before: int, decoding: bool, start_ns: int, resumes: bool) -> None:
         if r.scheduled_ns is None:
-            r.scheduled_ns = start_ns
+            r.scheduled_ns, r.found = start_ns, before
+            if r.whole and (family := self._families[r.family]).scheduled_ns is None:
+                family.scheduled_ns = start_ns
         if resumes:
             r.resumed += min(before, r.reach)
             r.preempted = True
@@ -247,15 +267,17 @@ class Watched:
                 continue
             row = {"index": r.index, "time_ns": time_ns, "count": count, "coalesced": False, "vantage": "engine"}
             r.index += count
-            r.last_ns = time_ns
-            if r.first_ns is None:
-                r.first_ns = time_ns
-                row2 = {"scheduled_ns": r.scheduled_ns, "engine_first_token_ns": time_ns, "first_token_ns": time_ns}
-                self.emit(r.engine_id, "requests", row2, False)
+            family = self._families[r.family]
+            family.last_ns = time_ns
+            if family.first_ns is None:
+                family.first_ns = time_ns
+                times = {"engine_first_token_ns": time_ns, "first_token_ns": time_ns, "scheduled_ns": family.scheduled_ns}
+                self.emit(r.engine_id, "requests", times, False)
             self.emit(r.engine_id, "tokens", row, False)
         for number, _, local, external in record.get("ps", ()):
             r = self._requests.get(number)
             if r is not None and r.whole and local is not None and external is not None:
+                r.found = None
                 found = {"cached_tokens": local + external, "cached_device_tokens": local}
                 if column := self._tier():
                     found[column] = external
