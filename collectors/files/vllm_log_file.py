@@ -49,10 +49,10 @@ class VllmLogFile(Importer):
     summary = "vLLM server logs: steps from Iteration(...) lines, figures from the ten-second summaries"
 
     def matches(self, path: Path, head: bytes) -> bool:
-        return (
-            b"iteration elapsed time:" in head
-            or b"Avg prompt throughput:" in head
-            or (b"vllm" in head.lower() and b"EngineCore" in head)
+        if head.lstrip().startswith((b"{", b"[{")):
+            return False
+        return any(
+            w in head for w in (b"iteration elapsed time:", b"Avg prompt throughput:", b"(EngineCore pid=", b"(APIServer pid=")
         )
 
     def read(self, path: Path, sink: Sink) -> None:
@@ -127,7 +127,8 @@ class _Reader:
         elif expected is not None and index > expected:
             self._sink.tally(_MISSING, index - expected)
         self._next[rank] = index + 1
-        end = max(stamp[0], self._end.get(rank, stamp[0] - 1) + length)
+        before = self._end.get(rank)
+        end = stamp[0] if before is None else max(stamp[0], before + length)
         if end >= stamp[1]:
             self._sink.tally(_LATE)
         self._end[rank] = end
