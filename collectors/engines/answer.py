@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
+from hoptrace.collectors.engines.encoding import Decoding, Garbled, decoding
 from hoptrace.openai_stream import Chunk, StreamDecoder, Timings, Usage, error_kind
 from hoptrace.sse import ServerSentEvent, SSEParser
 
@@ -15,6 +15,11 @@ __all__ = ["BODY_LIMIT_BYTES", "Answer", "Sequence"]
 
 BODY_LIMIT_BYTES = 8 << 20
 """Bodies beyond this pass, but are not read."""
+
+_MAX_ANSWERS = 4096
+_CONTRADICTION_NS = 1_000_000
+# What servers call an end by the end-of-sequence token: OpenAI and vLLM, TGI, Anthropic, OpenAI Responses.
+_STOPS = frozenset(("stop", "eos_token", "end_turn", "completed"))
 
 
 @dataclass(slots=True)
@@ -25,6 +30,14 @@ class Sequence:
     assumed: bool = False
     ended_ns: int | None = None
     finish_reason: str | None = None
+
+
+class EngineTimes(NamedTuple):
+    """Times in the engine, ns on the trace clock; null where it did not tell enough."""
+
+    queued_ns: int | None
+    began_ns: int
+    first_ns: int | None
 
 
 class Answer:
@@ -42,7 +55,11 @@ class Answer:
         self._named = named
         self._parser: SSEParser | None = None
         self._body: bytearray | None = None
-        self._inflate: Any = None
+        self._decoding: Decoding | None = None
+        self._done = False
+        self._began_ns: int | None = None
+        self._cached: int | None = None
+        self._prompt: int | None = None
         self._decoder = StreamDecoder()
         self._tail: tuple[SSEParser, StreamDecoder] | None = None
         self.sequences: dict[int, Sequence] = {}
@@ -62,13 +79,11 @@ class Answer:
     def begin(self, status: int, content_type: str, content_encoding: str) -> None:
         """Status line and headers are there. A body in an encoding that is not known here is passed over."""
         encoding = content_encoding.lower().strip()
-        if encoding in ("gzip", "x-gzip"):
-            self._inflate = zlib.decompressobj(wbits=31)
-        elif encoding == "deflate":
-            self._inflate = zlib.decompressobj()
-        elif encoding not in ("", "identity"):
-            self._drop(f"answer in encoding {encoding[:20]}", 1)
-            return
+        if encoding not in ("", "identity"):
+            self._decoding = decoding(encoding)
+            if self._decoding is None:
+                self._drop(f"answer in encoding {encoding[:20]}", 1)
+                return
         if status >= 400:
             self.error = f"HTTP {status}"
         if content_type.lower().startswith("text/event-stream"):
@@ -83,8 +98,18 @@ class Answer:
         self.last_read_ns = now_ns
         if self.first_read_ns is None:
             self.first_read_ns = now_ns
-        if self._inflate is not None:
-            data = self._inflate.decompress(data, BODY_LIMIT_BYTES)
+        if self._decoding is None:
+            return self._plain(data, now_ns, late)
+        tokens = 0
+        try:
+            for piece in self._decoding.feed(data):
+                tokens += self._plain(piece, now_ns, late)
+        except Garbled:
+            self._drop("answer that is not in the encoding that it tells", 1)
+            self._parser = self._body = None
+        return tokens
+
+    def _plain(self, data: bytes, now_ns: int, late: bool) -> int:
         if self._parser is not None:
             return self._events(self._parser.feed(data), now_ns, late)
         if self._body is not None:
@@ -101,17 +126,16 @@ class Answer:
 
         Lines with the sizes of HTTP chunks are no fields of an event, and are passed over as the format demands.
         """
-        if self._parser is None or self._inflate is not None:
+        if self._parser is None or self._decoding is not None:
             return
         if self._tail is None:
             self._tail = SSEParser(), StreamDecoder()
         parser, decoder = self._tail
         for event in parser.feed(data):
             chunk = decoder.event(event)
-            self.usage = chunk.usage or self.usage
-            self.timings = chunk.timings or self.timings
-            if chunk.error is not None:
-                self._failed(chunk)
+            if chunk.malformed:
+                continue
+            self._note(chunk, now_ns)
             for e in chunk.emissions:
                 if e.finish_reason is not None:
                     sequence = self.sequences.setdefault(e.sequence, Sequence())
@@ -137,7 +161,7 @@ class Answer:
     def whole(self) -> bool:
         """Whether it says itself that nothing more comes."""
         if self._parser is not None:
-            return bool(self.sequences) and all(s.ended_ns is not None for s in self.sequences.values())
+            return self._done or (bool(self.sequences) and all(s.ended_ns is not None for s in self.sequences.values()))
         return self._body is not None and self._body.rstrip().endswith(b"}")
 
     @property
@@ -157,7 +181,7 @@ class Answer:
         tokens = 0
         for event in events:
             chunk = self._decoder.event(event)
-            self._note(chunk)
+            self._note(chunk, now_ns)
             for e in chunk.emissions:
                 sequence = self.sequences.get(e.sequence)
                 if sequence is None:
@@ -182,37 +206,49 @@ class Answer:
         if self.first_token_ns is None:
             self.first_token_ns = now_ns
 
-    def _note(self, chunk: Chunk) -> None:
-        self.usage = chunk.usage or self.usage
+    def _note(self, chunk: Chunk, now_ns: int) -> None:
+        if chunk.usage is not None:
+            self.usage = _over(chunk.usage, self.usage)
         self.timings = chunk.timings or self.timings
+        self.model = self.model or chunk.model
+        self._done |= chunk.done
         if self.id is None and chunk.id is not None:
             self.id = chunk.id
             self._named(chunk.id)
-        self.model = self.model or chunk.model
+        if chunk.progress is not None:
+            self._cached, self._prompt = chunk.progress.cache, chunk.progress.total
+            if chunk.progress.time_ms is not None:
+                # News can only come late: of several tellings the earliest is nearest to the truth.
+                began_ns = now_ns - round(chunk.progress.time_ms * 1e6)
+                self._began_ns = began_ns if self._began_ns is None else min(began_ns, self._began_ns)
         if chunk.error is not None:
-            self._failed(chunk)
+            # The message may quote the prompt: only type and code are kept.
+            self.error = f"{self.error or 'the stream reported an error'}: {chunk.error_kind}"
         if chunk.malformed:
             self._drop("chunk that is no JSON object", 1)
 
-    def _failed(self, chunk: Chunk) -> None:
-        # The message may quote the prompt: only type and code are kept.
-        self.error = f"{self.error or 'the stream reported an error'}: {chunk.error_kind}"
-
     def _whole(self, body: bytes, now_ns: int) -> None:
-        """A non-streaming answer: totals, but no token's time."""
+        """A non-streaming answer: totals, but no token's time. Some servers answer several prompts with a list."""
         try:
             data = json.loads(body)
         except (ValueError, RecursionError):
             return
-        if not isinstance(data, Mapping):
-            return
         if self.error is not None:
-            self.error += f": {error_kind(data.get('error', data))}"
+            kind = error_kind(data.get("error", data)) if isinstance(data, Mapping) else "error"
+            self.error += f": {kind}"
             return
-        chunk = self._decoder.object(data)
-        self._note(chunk)
-        for e in chunk.emissions:
-            self.sequences[e.sequence] = Sequence(0, True, now_ns, e.finish_reason)
+        objects = data if isinstance(data, list) else [data]
+        usages: list[Usage | None] = []
+        for place, one in enumerate(objects[:_MAX_ANSWERS]):
+            if not isinstance(one, Mapping):
+                continue
+            chunk = self._decoder.object(one)
+            self._note(chunk, now_ns)
+            usages.append(chunk.usage)
+            for e in chunk.emissions:
+                self.sequences[e.sequence or place] = Sequence(0, True, now_ns, e.finish_reason)
+        if isinstance(data, list) and usages:
+            self.usage = _sum(usages)
 
     # -- totals -------------------------------------------------------------------------------------------------------
 
@@ -246,7 +282,7 @@ class Answer:
         missing = told - sum(s.index for s in self.sequences.values())
         if missing == 0:
             return True
-        stopped = {n: s for n, s in self.sequences.items() if s.finish_reason == "stop" and s.ended_ns is not None}
+        stopped = {n: s for n, s in self.sequences.items() if s.finish_reason in _STOPS and s.ended_ns is not None}
         if missing != len(stopped) or len(stopped) != len(self.sequences):
             return False
         for number, sequence in sorted(stopped.items(), key=lambda item: item[1].ended_ns or 0):
@@ -283,31 +319,61 @@ class Answer:
         if self.usage is not None and self.usage.prompt is not None:
             return self.usage.prompt
         t = self.timings
-        return t.prompt_tokens + t.cached_tokens if t and t.prompt_tokens is not None and t.cached_tokens is not None else None
+        if t is not None and t.prompt_tokens is not None and t.cached_tokens is not None:
+            return t.prompt_tokens + t.cached_tokens
+        return self._prompt
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that came from a cache."""
         if self.usage is not None and self.usage.cached is not None:
             return self.usage.cached
-        return self.timings.cached_tokens if self.timings is not None else None
+        if self.timings is not None and self.timings.cached_tokens is not None:
+            return self.timings.cached_tokens
+        return self._cached
 
-    def engine_times(self, not_before_ns: int) -> tuple[int, int] | None:
-        """(began, first token) in the engine, ns, from llama.cpp's durations counted back from what was seen here.
+    def engine_times(self, not_before_ns: int) -> EngineTimes | None:
+        """When the engine queued, began, and made the first token, from durations that it told, counted back from what was seen.
 
         Its prompt time ends, and its generation time begins, with the first token; the latter runs to the latest token. News can
-        only arrive late, so of the two ways to count back the earlier one is nearer to the truth. Null where that contradicts
-        ``not_before_ns``, when the request was handed over, by more than 1 ms.
+        only arrive late, so of the ways to count back the earliest is nearest to the truth. Null where that contradicts
+        ``not_before_ns``, when the request was handed over, by more than 1 ms, and where there are several sequences (the
+        durations are those of one).
         """
-        t = self.timings
-        if t is None or t.prompt_ms is None or len(self.sequences) > 1:  # the durations are those of one sequence
+        if len(self.sequences) > 1:
             return None
-        first = [] if self.first_token_ns is None else [self.first_token_ns]
-        if self.ended_ns is not None and t.predicted_ms is not None:
-            first.append(self.ended_ns - round(t.predicted_ms * 1e6))
-        if not first:
+        t, first, began = self.timings, None, self._began_ns
+        if t is not None and t.prompt_ms is not None:
+            seen = [] if self.first_token_ns is None else [self.first_token_ns]
+            if self.ended_ns is not None and t.predicted_ms is not None:
+                seen.append(self.ended_ns - round(t.predicted_ms * 1e6))
+            if seen:
+                first = min(seen)
+                counted = first - round(t.prompt_ms * 1e6)
+                began = counted if began is None else min(began, counted)
+        if began is None or not_before_ns - began > _CONTRADICTION_NS:
             return None
-        began = min(first) - round(t.prompt_ms * 1e6)
-        if not_before_ns - began > 1_000_000:
-            return None
-        return max(began, not_before_ns), min(first)
+        began = max(began, not_before_ns)
+        queued = None
+        if t is not None and t.queue_ms is not None:
+            queued = began - round(t.queue_ms * 1e6)
+            queued = max(queued, not_before_ns) if not_before_ns - queued <= _CONTRADICTION_NS else None
+        return EngineTimes(queued, began, first)
+
+
+def _over(new: Usage, old: Usage | None) -> Usage:
+    """What was told last, field by field: some servers tell the prompt's tokens first and the output's last."""
+    if old is None:
+        return new
+    pairs = ((getattr(new, f), getattr(old, f)) for f in ("prompt", "output", "reasoning", "cached"))
+    return Usage(*(b if a is None else a for a, b in pairs))
+
+
+def _sum(usages: list[Usage | None]) -> Usage:
+    """Of several answers in one; a part that one of them does not tell is unknown."""
+
+    def total(name: str) -> int | None:
+        values = [None if u is None else getattr(u, name) for u in usages]
+        return None if None in values else sum(v for v in values if v is not None)
+
+    return Usage(*(total(name) for name in ("prompt", "output", "reasoning", "cached")))

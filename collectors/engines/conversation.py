@@ -129,7 +129,10 @@ class Conversation:
     def _after_gap(self, data: bytes, now_ns: int) -> None:
         """Where bytes of an answer are missing, the totals at its end may still be there, and the end itself."""
         self._last_answer_ns = now_ns
-        if not self.turns or not self.turns[0].answering:
+        if not self.turns:
+            return
+        if not self.turns[0].answering:
+            self.turns[0].answering = True  # the head was among what is missing
             return
         exchange = self.turns[0].exchange
         if exchange is not None:
@@ -163,7 +166,7 @@ class Conversation:
             self._answers.close(gone=self._client_gone_ns is not None)
         gone = self._client_gone_ns
         for turn in self._open():
-            if self._skipping["server"] and turn.answering:
+            if turn.gap:
                 self._miss(turn)
             elif gone is not None:
                 turn.cancelled(max(gone, self._last_answer_ns), CLIENT_LEFT)
@@ -177,11 +180,21 @@ class Conversation:
         self.now_ns = now_ns
         self._skipping[side] = True
         if side == "client":
-            self.asking = None
-        elif self.turns and self.turns[0].answering:
+            # A client that had asked says more only when it has its answer: that was missed, and perhaps another request.
+            asking, self.asking = self.asking, None
+            while self.turns and (self.turns[0] is not asking or asking.gap):
+                self._miss(self.turns.popleft())
+            if self.turns:
+                self.turns[0].partial = True
+        elif self.turns:
+            turn = self.turns[0]
             self._answers.hand_over()
-            if self.turns[0].exchange is not None:
+            if turn.exchange is not None and turn.answering and not turn.gap:
                 self.recorder.writer.drop("answers with bytes that were not captured", 1)
+            turn.gap = True
+            if turn.partial:
+                # What is missing of both may be an answer and the next request.
+                self._miss(self.turns.popleft())
 
     def _fail(self, now_ns: int, why: str) -> None:
         for turn in self._open():
@@ -190,7 +203,7 @@ class Conversation:
 
     def _cut(self, now_ns: int) -> None:
         for turn in self._open():
-            if self._skipping["server"] and turn.answering:
+            if turn.gap:
                 self._miss(turn)
             else:
                 turn.cancelled(now_ns, CAPTURE_ENDED)

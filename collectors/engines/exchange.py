@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from hoptrace.collectors.engines.answer import Answer
-from hoptrace.collectors.engines.asked import Asked, model_name, read_body
-from hoptrace.collectors.engines.hashing import HashKey, Prompt, prefix_hashes
+from hoptrace.collectors.engines.asked import Asked, model_name, read_body, session_of, tenant_of
+from hoptrace.collectors.engines.hashing import HashKey, Prompt, keyed, prefix_hashes
+from hoptrace.collectors.engines.sessions import Past
 
 if TYPE_CHECKING:
     from hoptrace.collectors.engines.record import Recorder
@@ -54,25 +55,28 @@ class Exchange:
     def __init__(self, recorder: Recorder, received_ns: int, headers: Mapping[str, str], path: str) -> None:
         self.recorder = recorder
         self.broken = False
+        self._path = path
         told_id = self._told_id = headers.get("x-request-id") or None
         self.number, self.first = recorder.links.begin(told_id, recorder.server)
         self.outer = None if self.first else recorder.shared.open.get(self.number)
-        self._path = path
         self._began_ns = self._received_ns = received_ns
         self._enqueued_ns: int | None = None
         self._sent_bytes = self._sent_reads = 0
         self._ended = False
         self._role = "both"
+        self._past: Past | None = None
         self._answer = Answer(self._emit, recorder.writer.drop, self._claim)
         self._common = {"request": self.number, "source": recorder.place.source}
         self._row: dict[str, Any] = dict(self._common)
         if self.first:
             self._row |= _arrival(received_ns, headers)
             recorder.shared.open[self.number] = self
+        self._session = session_of(headers)
+        if self.first and (tenant := tenant_of(headers, recorder.key)) is not None:
+            self._row["tenant"] = tenant
         if told_id is not None:
             self._row["request_id"] = told_id[:256]
-            if path in _ID_PREFIX:
-                recorder.links.claim(self.number, _ID_PREFIX[path] + told_id)
+            self._claim_prefixed(told_id)
         stage = recorder.links.stage(self.number, recorder.server)
         self._stage: dict[str, Any] = self._common | {
             "sequence": 0, "attempt": 0, "stage": stage, "server": recorder.server, "role": self._role,
@@ -135,9 +139,35 @@ class Exchange:
 
     def _describe(self, asked: Asked) -> None:
         self._row |= {k: v for k, v in asked.columns().items() if v is not None}
+        if asked.request_id is not None and self.alone:
+            self._claim_prefixed(asked.request_id)
         self._role = self._stage["role"] = asked.role if self._role == "both" else self._role
+        if self.first and self.recorder.key is not None:
+            self._join(asked, self.recorder.key)
         if self._ended:
             self.recorder.append("requests", [self._row])
+
+    def _join(self, asked: Asked, key: HashKey) -> None:
+        """Find the conversation that the request belongs to, and the request that it continues."""
+        sessions, told = self.recorder.shared.sessions, self._session or asked.session
+        past = self._past = Past(self.number, None if told is None else keyed(key, "session", told), told is not None)
+        if not self.alone:
+            self.recorder.shared.remember(self.number, past)
+        arrival_ns = self._row["arrival_ns"]
+        if asked.continues is not None:
+            parent = sessions.by_answer(asked.continues)
+        else:
+            parent = sessions.asked(past, asked.messages, key, self._received_ns) if asked.messages else None
+        if parent is not None:
+            known = parent.session
+            session = sessions.join(past, parent, key)
+            self._row["parent_request"] = parent.number
+            if parent.finish_ns is not None and arrival_ns >= parent.finish_ns:
+                self._row["think_ns"] = arrival_ns - parent.finish_ns
+            if known is None:
+                self.recorder.append("requests", [{"request": parent.number, "session": session, "source": self._row["source"]}])
+        if past.session is not None:
+            self._row["session"] = past.session
 
     def routes(self) -> None:
         """The same request has come to another server meanwhile: this one hands it on."""
@@ -166,6 +196,10 @@ class Exchange:
     def whole(self) -> bool:
         """Whether the answer says itself that nothing more comes."""
         return self._answer.whole
+
+    def _claim_prefixed(self, told_id: str) -> None:
+        if self._path in _ID_PREFIX:
+            self._claim(_ID_PREFIX[self._path] + told_id)
 
     def _claim(self, told_id: str) -> None:
         self.recorder.links.claim(self.number, told_id)
@@ -240,6 +274,9 @@ class Exchange:
     def _end(self, now_ns: int, reason: str | None) -> None:
         self._ended = True
         answer, shared = self._answer, self.recorder.shared
+        past = self._past or shared.past(self.number)
+        if past is not None and reason == "done" and self._may_speak:
+            shared.sessions.answered(past, answer.id, now_ns)
         if shared.open.get(self.number) is self:
             del shared.open[self.number]
         counts = answer.first_token_ns is not None or reason == "done"
@@ -268,11 +305,11 @@ class Exchange:
         self._stage.setdefault("end_reason", reason)
         times = answer.engine_times(self._enqueued_ns) if self._enqueued_ns is not None else None
         if times is not None:
-            self._stage["scheduled_ns"] = times[0]
+            self._stage["scheduled_ns"] = times.began_ns
             if self.first:
-                self._row["scheduled_ns"] = times[0]
-            if speaks:
-                self._row["engine_first_token_ns"] = times[1]
+                self._row |= {"queued_ns": times.queued_ns, "scheduled_ns": times.began_ns}
+            if speaks and times.first_ns is not None:
+                self._row["engine_first_token_ns"] = times.first_ns
         append = self.recorder.append
         append("requests", [self._row])
         append("stages", [self._stage])

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from hoptrace.collectors.engines.exchange import CAPTURE_ENDED, CLIENT_LEFT, Exchange
 from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.place import PROXY, Place
+from hoptrace.collectors.engines.sessions import Past, Sessions
 from hoptrace.collectors.engines.tokens import TokenRows
 from hoptrace.collectors.links import Links
 from hoptrace.writer import TraceWriter
@@ -72,7 +73,9 @@ class _Shared:
 
     def __init__(self) -> None:
         self.open: dict[int, Exchange] = {}
+        self.sessions = Sessions()
         self._speakers: OrderedDict[int, Exchange] = OrderedDict()
+        self._pasts: OrderedDict[int, Past] = OrderedDict()
 
     def speaker(self, number: int, stay: Exchange) -> Exchange:
         """The stay whose tokens are the request's: the first that asks."""
@@ -81,6 +84,16 @@ class _Shared:
         while len(self._speakers) > _SPEAKERS:
             self._speakers.popitem(last=False)
         return self._speakers.setdefault(number, stay)
+
+    def remember(self, number: int, past: Past) -> None:
+        """Keep what the first stay found out about the conversation, for the stay that ends the request."""
+        while len(self._pasts) > _SPEAKERS:
+            self._pasts.popitem(last=False)
+        self._pasts[number] = past
+
+    def past(self, number: int) -> Past | None:
+        """What was kept."""
+        return self._pasts.get(number)
 
 
 _SHARED: WeakKeyDictionary[Links, _Shared] = WeakKeyDictionary()

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORDED_PATHS", "Answers", "Requests", "Turn", "path_of"]
 
-RECORDED_PATHS = ("/v1/completions", "/v1/chat/completions", "/completions", "/chat/completions", "/completion")
+RECORDED_PATHS = frozenset(
+    (
+        "/v1/completions", "/v1/chat/completions", "/completions", "/chat/completions",  # OpenAI
+        "/v1/responses", "/responses", "/v1/messages", "/messages",  # OpenAI Responses, Anthropic
+        "/completion", "/infill",  # llama.cpp
+        "/generate", "/generate_stream", "/inference/v1/generate",  # SGLang and TGI, TGI, vLLM
+    )
+)  # fmt: skip
+"""Requests to these, by POST, are recorded; all others pass unseen."""
 
 
 def path_of(target: str, prefix: str) -> str:
@@ -42,6 +50,10 @@ class Turn:
     size: int = 0
     first_read: int = 0
     answering: bool = False
+    partial: bool = False
+    """Bytes of the request are missing."""
+    gap: bool = False
+    """Bytes of the server are missing since it came."""
 
     def cancelled(self, now_ns: int, why: str) -> None:
         """The client left, or the capture ended."""
