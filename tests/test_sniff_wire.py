@@ -32,8 +32,8 @@ class Told:
     def client_closed(self, now_ns: int) -> None:
         self.said.append(("client closed", now_ns))
 
-    def server_closed(self, now_ns: int) -> None:
-        self.said.append(("server closed", now_ns))
+    def server_closed(self, now_ns: int, reset: bool = False) -> None:
+        self.said.append(("reset" if reset else "server closed", now_ns))
 
     def lost(self, now_ns: int, side: str) -> None:
         self.said.append(("lost", side, now_ns))
@@ -91,11 +91,11 @@ def test_a_client_that_ends_its_side_is_told_apart_from_one_that_is_gone() -> No
     line.feed(*peers.open(), peers.up(ASK), peers.up(flags=FIN | ACK), peers.down(ANSWER))
     assert line.words == [ASK, "client closed", ANSWER] and line.wire.connections == 1
     line.feed(peers.reset(up=True))
-    assert line.words[3:] == ["server closed"] and line.wire.connections == 0
+    assert line.words[3:] == ["reset"] and line.wire.connections == 0
 
 
 def test_resets() -> None:
-    for up, words in ((True, ["client closed", "server closed"]), (False, ["server closed"])):
+    for up, words in ((True, ["client closed", "reset"]), (False, ["reset"])):
         line, peers = Line(), Peers()
         line.feed(*peers.open(), peers.up(ASK), peers.down(ANSWER), peers.reset(up))
         assert line.words == [ASK, ANSWER, *words]
@@ -106,7 +106,7 @@ def test_resets() -> None:
 def test_a_refused_connection_is_nobody() -> None:
     line, peers = Line(), Peers()
     line.feed(peers.up(flags=SYN), peers.reset(up=False))
-    assert line.words == ["server closed"] and line.wire.connections == 0
+    assert line.words == ["reset"] and line.wire.connections == 0
 
 
 def test_data_with_the_syn_is_read() -> None:
@@ -141,7 +141,7 @@ def test_the_same_ports_again_are_another_connection() -> None:
     line.feed(*peers.open(), peers.up(ASK))
     again = Peers(client_seq=77_000, server_seq=5)
     line.feed(*again.open(), again.up(ASK), again.down(ANSWER))
-    assert [t.words for t in line.talks] == [[ASK, "lost server", "server closed"], [ASK, ANSWER]]
+    assert [t.words for t in line.talks] == [[ASK, "lost server", "reset"], [ASK, ANSWER]]
     assert line.wire.connections == 1
     line.feed(again.packets[0])
     assert len(line.talks) == 2, "a SYN that is sent again is the same connection"

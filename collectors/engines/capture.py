@@ -33,6 +33,7 @@ number and not only their size says how long nobody need read."""
 BLOCKS = 256
 RETIRE_MS = 50
 _PLAIN_BYTES = 32 << 20
+_STAMPING_S = 0.1
 
 _BLOCK = struct.Struct("=IIIIIIQ")  # version, offset of private part, status, packets, offset of the first, length, number
 _HEADER = struct.Struct("=IIIIIIHH")  # to the next, seconds, ns, captured, on the wire, status, link header, network header
@@ -200,6 +201,8 @@ class Plain:
             except OSError:  # beyond net.core.rmem_max only an administrator may go
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _PLAIN_BYTES)
             self._sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            # The kernel begins to stamp packets a little later; those before would bear the time at which they are read.
+            time.sleep(_STAMPING_S)
             _bind(self._sock, interface)
         except BaseException:
             self._sock.close()

@@ -132,7 +132,7 @@ class Sniffer:
         await asyncio.to_thread(self._find_addresses)
         assert self._ctx.writer is not None
         self._stamps = StampClock(self._ctx.writer.clock.utc_offset_ns)
-        self._capture = open_capture("" if self.iface == ANY else self.iface, self.port)
+        self._capture = await asyncio.to_thread(open_capture, "" if self.iface == ANY else self.iface, self.port)
 
     async def sample(self) -> int:
         """Read what has come; other tasks have their turn every 2 ms."""

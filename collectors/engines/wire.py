@@ -39,7 +39,7 @@ class Talk(Protocol):
     def from_client(self, data: bytes, now_ns: int) -> None: ...
     def from_server(self, data: bytes, now_ns: int, late: bool = False) -> None: ...
     def client_closed(self, now_ns: int) -> None: ...
-    def server_closed(self, now_ns: int) -> None: ...
+    def server_closed(self, now_ns: int, reset: bool = False) -> None: ...
     def lost(self, now_ns: int, side: Side) -> None: ...
     def ended(self, now_ns: int) -> None: ...
 
@@ -194,7 +194,7 @@ class Wire:
         if c.syn is not None or c.up is not None or c.down is not None or c.closed:
             if not c.closed:
                 c.talk.lost(c.last_ns, "server")
-                c.talk.server_closed(c.last_ns)
+                c.talk.server_closed(c.last_ns, reset=True)
                 self._close(c, now_ns)
             c = self._table[c.key] = _Connection(c.key, self._make(), now_ns)
             self.connections += 1
@@ -279,7 +279,7 @@ class Wire:
         if s.to_server and not c.told_client:
             c.told_client = True
             c.talk.client_closed(now_ns)
-        c.talk.server_closed(now_ns)
+        c.talk.server_closed(now_ns, reset=True)
         self._close(c, now_ns)
 
     def _close(self, c: _Connection, now_ns: int) -> None:
