@@ -146,7 +146,9 @@ class OtlpReceiver:
     def notes(self) -> list[str]:
         """What the reader of the trace should know."""
         notes = []
-        if not self.received:
+        if self.received:
+            notes.append("Exporters send spans every five seconds or so: those of the last requests may not have come.")
+        else:
             notes.append(f"No span came to the OTLP receiver ({self._named('HTTP')} and {self._named('gRPC')}).")
         for scope, n in sorted(self._calls.ignored.items()):
             notes.append(f"{n:,} spans of {scope} are not about a request to a model, and were left out.")
