@@ -210,9 +210,9 @@ def test_prompt_tokens_are_computed_or_found(story: Story) -> None:
     chunks = story.trace.table("residency").filter((pl.col("phase") == "chunk") & pl.col("request").is_in(who)).collect()
     computed = (chunks["tokens_per_step"] * (chunks["last_step"] - chunks["first_step"] + 1)).sum()
     own = stages.filter(pl.col("request").is_in(who))
-    assert computed + own["cached_tokens"].sum() == sum(s.prompt * s.sequences for s in first) + (
-        own["recomputed_tokens"].fill_null(0).sum()
-    )
+    again = computed + own["cached_tokens"].sum() - sum(s.prompt * s.sequences for s in first)
+    # A request that runs on after a preemption computes its next token in the same chunk as what it computes again.
+    assert 0 <= again - own["recomputed_tokens"].fill_null(0).sum() <= story.preemptions
 
 
 def test_preemptions_are_seen_when_they_happen(story: Story) -> None:
@@ -333,5 +333,7 @@ def test_the_decoder_computes_one_token_of_each_prompt(pair: Pair) -> None:
     assert stages["cached_peer_tokens"].sum() + stages["cached_device_tokens"].sum() == stages["cached_tokens"].sum()
     assert stages["cached_peer_tokens"].sum() > 0
     chunks = pair.trace.table("residency").filter(pl.col("phase") == "chunk").collect()
-    assert chunks["tokens_per_step"].sum() + stages["cached_tokens"].sum() == sum(pair.prompts)
+    # vLLM finds the whole prompt, and computes its last token again.
+    assert chunks["tokens_per_step"].to_list() == [1] * 6 and stages["recomputed_tokens"].to_list() == [1] * 6
+    assert stages["cached_tokens"].to_list() == pair.prompts
     assert [f for f in validate(pair.trace) if f.level == "error"] == []

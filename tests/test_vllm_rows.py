@@ -76,9 +76,7 @@ def test_a_step_of_chunks_and_decodes(rows: Rows) -> None:
     w = watched(rows)
     for number, prompt in ((1, 100), (2, 60), (3, 64)):
         w.told(told_of(number, f"r{number}", prompt))
-    row, _ = w.step(
-        step(7, [(1, 1, 104, 5), (2, 1, 59 + 3, 3), (3, 24, 40, 0)], kb=12, w=4, wq=[3, 200, 1, 90], sp=[6, 2], pre=[])
-    )
+    row = w.step(step(7, [(1, 1, 104, 5), (2, 1, 59 + 3, 3), (3, 24, 40, 0)], kb=12, w=4, wq=[3, 200, 1, 90], sp=[6, 2], pre=[]))
     assert row == {
         "server": "s", "dp_rank": 0, "pp_rank": 0, "step": 7, "start_ns": 70 * MS + 1000, "end_ns": 78 * MS + 1000,
         "schedule_ns": MS, "update_ns": MS, "prefill_requests": 1, "prefill_tokens": 24, "prefill_context_tokens": 40,
@@ -93,16 +91,16 @@ def test_a_step_of_chunks_and_decodes(rows: Rows) -> None:
 
 def test_kv_in_use_is_unknown_where_blocks_hold_different_numbers_of_tokens(rows: Rows) -> None:
     w = watched(rows, kv_capacity_tokens=900)
-    row, _ = w.step(step(0, [(1, 1, 10, 5)], kb=12))
+    row = w.step(step(0, [(1, 1, 10, 5)], kb=12))
     assert row["kv_used_tokens"] is None and row["kv_capacity_tokens"] == 900
 
 
 def test_steps_of_asynchronous_scheduling_follow_each_other(rows: Rows) -> None:
     """The next batch is chosen before the results of this one are in: no step begins before the one ahead ends."""
     w = watched(rows)
-    a, _ = w.step(step(0, [(1, 1, 10, 5)], t=[0, 1 * MS, 20 * MS, 21 * MS]))
-    b, _ = w.step(step(1, [(1, 1, 11, 6)], t=[2 * MS, 3 * MS, 40 * MS, 41 * MS]))
-    c, _ = w.step(step(2, [(1, 1, 12, 7)], t=[60 * MS, 61 * MS, 70 * MS, 71 * MS]))
+    a = w.step(step(0, [(1, 1, 10, 5)], t=[0, 1 * MS, 20 * MS, 21 * MS]))
+    b = w.step(step(1, [(1, 1, 11, 6)], t=[2 * MS, 3 * MS, 40 * MS, 41 * MS]))
+    c = w.step(step(2, [(1, 1, 12, 7)], t=[60 * MS, 61 * MS, 70 * MS, 71 * MS]))
     assert [(r["start_ns"] - 1000, r["end_ns"] - 1000) for r in (a, b, c)] == [
         (0, 21 * MS), (21 * MS, 41 * MS), (60 * MS, 71 * MS),
     ]  # fmt: skip
@@ -172,7 +170,7 @@ def test_open_runs_are_written_each_second(rows: Rows) -> None:
 def test_a_request_under_way_counts_in_steps_only(rows: Rows) -> None:
     w = watched(rows)
     w.told({"k": "a", "t": 5, "l": [[1, "r", 100, 50, 0, None, 0]]})
-    row, _ = w.step(step(40, [(1, 1, 120, 21)], y=[1], m=[1], f=[[1, "stop"]]))
+    row = w.step(step(40, [(1, 1, 120, 21)], y=[1], m=[1], f=[[1, "stop"]]))
     assert (row["decode_requests"], row["decode_context_tokens"], w.partial) == (1, 120, 1) and rows.by == {}
 
 
@@ -188,19 +186,17 @@ def test_prefill_and_decode_sides(rows: Rows) -> None:
     w = watched(rows, kv_connector="NixlConnector")
     w.told(told_of(1, "p", 40, flags=1))
     w.told(told_of(2, "d", 40, flags=2))
-    _, arrived = w.step(
-        step(0, [(1, 40, 0, 0), (2, 1, 39, 0)], new=[2], y=[1, 2], m=[1, 1], ps=[[1, 40, 0, 0], [2, 1, 16, 23]], kr=[2],
+    w.step(
+        step(0, [(1, 40, 0, 0), (2, 1, 39, 0)], new=[2], y=[1, 2], m=[1, 1], ps=[[1, 40, 0, 0], [2, 0, 16, 24]],
              f=[[1, "length"]])
     )  # fmt: skip
-    assert arrived == [2] and w.identifier(2) == "d"
+    assert w.identifier(2) == "d" and w.identifier(1) is None
+    w.gone({"k": "x", "t": 90 * MS, "l": [[2, "FINISHED_ABORTED"]]})
     assert (rows.last("stages", "p")["role"], rows.last("stages", "p")["end_reason"]) == ("prefill", "handed over")
     stay = rows.last("stages", "d")
-    assert (stay["role"], stay["cached_tokens"], stay["cached_device_tokens"], stay["cached_peer_tokens"]) == (
-        "decode",
-        39,
-        16,
-        23,
-    )
+    assert (stay["role"], stay["cached_tokens"], stay["cached_device_tokens"]) == ("decode", 40, 16)
+    # The whole prompt was there; its last token is computed again
+    assert (stay["cached_peer_tokens"], stay["recomputed_tokens"]) == (24, 1)
 
 
 def test_numbers_go_on_over_a_restart(rows: Rows) -> None:
@@ -208,7 +204,7 @@ def test_numbers_go_on_over_a_restart(rows: Rows) -> None:
     w.told(told_of(1, "r", 4))
     w.step(step(41, [(1, 4, 0, 0)], new=[1]))
     w.restart(CONFIG)
-    row, _ = w.step(step(0, [(1, 1, 9, 5)], at=100))
+    row = w.step(step(0, [(1, 1, 9, 5)], at=100))
     assert row["step"] == 42 and w.unknown == 1, "number 1 is another request now"
     assert [r["last_step"] for r in rows.by["residency"]] == [41]
 
@@ -414,22 +410,32 @@ def test_steps_of_a_watched_engine_come_from_there(rows: Rows) -> None:
     t = told(rows)
     t.joins[0] = join = Join()
     join.step(4, (0, 0, 1, 1), 4)
-    t.arrived[4] = "cmpl-x"
+    t.arrived[0] = [(40 * MS, "cmpl-x"), (60 * MS, "cmpl-y")]
     kv = {"transfer_duration": [0.001], "bytes_transferred": [7], "num_descriptors": [1]}
     t.record({"k": "s", "t": 50 * MS, "i": [4, 0, 0, 1, 1, MS, 0, 0, 0], "kv": kv, "f": [FINISHED]})
     t.record({"k": "s", "t": 51 * MS, "i": [5, 0, 0, 0, 0, MS, 0, 0, 1]})
     assert t.take(None) == 0 and "steps" not in rows.by and "stages" not in rows.by
     (move,) = rows.by["moves"]
     assert (move["who"], move["step"], move["server"]) == ("cmpl-x", 4, "s")
-    assert (join.joined, t.dummies) == (1, 1)
+    assert (join.joined, t.dummies) == (1, 1) and t.arrived[0] == [(60 * MS, "cmpl-y")]
 
 
-def test_transfers_of_several_requests_are_nobodys(rows: Rows) -> None:
+@pytest.mark.parametrize(
+    ("came", "sizes", "whose"),
+    [
+        ([(1, "x")], [7], ["x"]), ([(1, "x")], [7, 8], [None, None]), ([(1, "x"), (2, "y")], [7], [None]), ([(1, "")], [7], [None]),
+        ([], [7], [None]), ([(90 * MS, "x")], [7], [None]),
+    ],
+)  # fmt: skip
+def test_a_transfer_is_a_requests_only_where_there_is_no_other(
+    rows: Rows, came: list[tuple[int, str]], sizes: list[int], whose: list[str | None]
+) -> None:
     t = told(rows)
-    t.arrived[0] = "cmpl-x"
-    kv = {"transfer_duration": [0.001, 0.002], "bytes_transferred": [7, 8]}
-    t.record({"k": "s", "t": 50 * MS, "i": [0, 0, 0, 1, 1, MS, 0, 0, 0], "kv": kv})
-    assert [m.get("who") for m in rows.by["moves"]] == [None, None]
+    t.arrived[0] = list(came)
+    kv = {"transfer_duration": [0.001] * len(sizes), "bytes_transferred": sizes}
+    t.record({"k": "s", "t": 50 * MS, "kv": kv, "r": 0})
+    assert [m.get("who") for m in rows.by["moves"]] == whose
+    assert [m["step"] for m in rows.by["moves"]] == [None] * len(sizes), "it may come in a step without tokens, which is none"
 
 
 def test_a_restart_counts_on(rows: Rows) -> None:

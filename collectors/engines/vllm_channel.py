@@ -236,8 +236,8 @@ class VllmChannel:
             self._guarded(told.record, record)
         assert self._ctx.writer is not None
         told.take(self._ctx.writer.clock.now_ns())
-        if len(told.arrived) > 4096:
-            told.arrived.clear()
+        for there in told.arrived.values():
+            del there[:-1024]
         self._flush()
 
     def _guarded(self, call: Any, *args: Any) -> None:
@@ -254,17 +254,24 @@ class VllmChannel:
             watched.told(record)
         elif kind == "x":
             watched.gone(record)
+        elif kind == "v":
+            self._arrived(watched, record["t"], [watched.identifier(n) for n in record["l"]])
         elif kind == "c":
             arrived = [watched.identifier(n) for n in record.get("kr", ())]
             preempted = [watched.identifier(n) for n in record.get("pre", ())]
-            row, _ = watched.step(record)
+            row = watched.step(record)
             self._write("steps", row)
-            if len(arrived) == 1 and arrived[0] is not None and self._told is not None:
-                self._told.arrived[row["step"]] = arrived[0]
+            self._arrived(watched, record.get("g") or record["t"][3], arrived)
             for who in preempted:
                 what = f"{readings(who)[0][0]} is preempted in step {row['step']}" if who else f"preemption in step {row['step']}"
                 event = {"time_ns": row["start_ns"], "host": self._ctx.host, "server": row["server"], "kind": "preemption"}
                 self._write("events", event | {"detail": what})
+
+    def _arrived(self, watched: Watched, monotonic_ns: int, who: list[str | None]) -> None:
+        if self._told is not None and who:
+            there = self._told.arrived.setdefault(watched.engine, [])
+            # One whose name is not known counts too: its transfer must not be taken for another's.
+            there += [(watched.convert(monotonic_ns), name or "") for name in who]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,10 @@ class _Family:
 
 @dataclass(slots=True)
 class Told:
-    """All engines of one server, from its API servers. ``joins``: those whose scheduler is watched: steps come from it."""
+    """All engines of one server, from its API servers. ``joins``: those whose scheduler is watched: steps come from it.
+
+    ``arrived``: by engine, when the KV of which request came, as the watched scheduler saw it.
+    """
 
     server: str
     config: Mapping[str, Any]
@@ -45,7 +48,7 @@ class Told:
     emit: Emit
     write: Write
     joins: dict[int, Join] = field(default_factory=dict)
-    arrived: dict[int, str] = field(default_factory=dict)
+    arrived: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     steps: int = 0
     dummies: int = 0
     late: int = 0
@@ -146,8 +149,11 @@ class Told:
             stats, end_ns, f"server:{self.server}", what="kv" if key == "kv" else "activations", name=name,
             connector=str(self.config.get(name) or key), mechanism=mechanism_of(self.config.get("ucx_tls")),
         )  # fmt: skip
-        # One transfer and one request whose KV came in the same step: it is that request's.
-        whose = self.arrived.get(step) if step is not None and len(found.moves) == 1 else None
+        # Both come with the same results: if that is one transfer and one request, it is that request's.
+        there = self.arrived.get(engine, [])
+        came = [who for t, who in there if t <= end_ns]
+        self.arrived[engine] = [x for x in there if x[0] > end_ns]
+        whose = (came[0] or None) if len(came) == 1 and len(found.moves) == 1 else None
         for table, rows in (("moves", found.moves), ("waits", found.waits)):
             for row in rows:
                 row |= {"server": self.server, "step": step}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import pvariance
 from typing import Any
 
-from hoptrace.collectors.engines.vllm_join import Composition, Join
+from hoptrace.collectors.engines.vllm_join import Join
 from hoptrace.collectors.links import readings
 
 __all__ = ["ABORTS", "Watched", "end_reason", "role_of"]
@@ -150,8 +150,8 @@ class Watched:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        """Record "c": the row of `steps`, and the requests (numbers of the engine) whose KV came with it."""
+    def step(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Record "c": the row of `steps`. What it says of requests is emitted."""
         schedule0, schedule1, update0, update1 = (self.convert(t) for t in record["t"])
         number = self.last_step = self.base + record["n"]
         # Under asynchronous scheduling the next batch is chosen while this one runs: steps follow each other by their results.
@@ -180,16 +180,14 @@ class Watched:
                 self._resident(
                     r, number, tokens, before, decoding, start, j in again or (j >= fresh and r.scheduled_ns is not None)
                 )
-        self.join.step(record["n"], composition := (plain[0], plain[1], plain[2], plain[3]), number)
+        self.join.step(record["n"], (plain[0], plain[1], plain[2], plain[3]), number)
         self._preempted(record)
         self._results(record)
-        return self._row(
-            record, number, start, update1, schedule1 - schedule0, update1 - update0, chunks, decodes, composition
-        ), list(record.get("kr", ()))
+        return self._row(record, number, start, update1, (schedule1 - schedule0, update1 - update0), chunks, decodes)
 
     def _row(
-        self, record: Mapping[str, Any], number: int, start: int, end: int, schedule: int, update: int,
-        chunks: list[tuple[int | None, int, int]], decodes: list[tuple[int, int]], _: Composition,
+        self, record: Mapping[str, Any], number: int, start: int, end: int, spent: tuple[int, int],
+        chunks: list[tuple[int | None, int, int]], decodes: list[tuple[int, int]],
     ) -> dict[str, Any]:  # fmt: skip
         waiting = record.get("wq") or (None,) * 4
         size, blocks, capacity = (self.config.get(k) for k in ("block_size_tokens", "block_count", "kv_capacity_tokens"))
@@ -197,7 +195,7 @@ class Watched:
         drafts = record.get("sp") or (None, None)
         return {
             "server": self.server, "dp_rank": self.engine, "pp_rank": 0, "step": number, "start_ns": start, "end_ns": end,
-            "schedule_ns": schedule, "update_ns": update, "prefill_requests": len(chunks),
+            "schedule_ns": spent[0], "update_ns": spent[1], "prefill_requests": len(chunks),
             "prefill_tokens": sum(c[1] for c in chunks),
             "prefill_context_tokens": sum(c[2] for c in chunks), "decode_requests": len(decodes),
             "decode_tokens": sum(d[0] for d in decodes), "decode_context_tokens": sum(d[1] for d in decodes),
@@ -277,7 +275,10 @@ class Watched:
         for number, _, local, external in record.get("ps", ()):
             r = self._requests.get(number)
             if r is not None and r.whole and local is not None and external is not None:
-                r.found = None
+                if r.found is not None:
+                    # The last token of a prompt that was found whole is computed again, for what follows it.
+                    r.recomputed += max(0, local + external - r.found)
+                    r.found = None
                 found = {"cached_tokens": local + external, "cached_device_tokens": local}
                 if column := self._tier():
                     found[column] = external

@@ -22,6 +22,7 @@ f     [number, reason] of those that ended with this step
 ps    [number, prompt tokens computed, found locally, from elsewhere] of those whose prompt is done
 sp    drafted tokens proposed and accepted
 kr    numbers of the requests whose KV from elsewhere has come with this step
+k     "v": the same of a step without tokens, which is no step otherwise: t time of the results, l numbers
 ====  ================================================================================================
 """
 
@@ -176,6 +177,7 @@ class StepRecorder:
             return
         try:
             if not output.total_num_scheduled_tokens:
+                self._empty(results, outputs, end_ns)
                 return
             step, self._steps = self._steps, self._steps + 1
             _, record = self._open.pop(id(output), (None, None))
@@ -192,6 +194,15 @@ class StepRecorder:
             self._channel.send(record, end_ns)
         except Exception as e:
             self._channel.fault(e)
+
+    def _empty(self, results: Any, outputs: Any, end_ns: int) -> None:
+        """A step without tokens may still bring KV: a request waits for it, and nothing else is there to do."""
+        arrived = look(results, "kv_connector_output.finished_recving")
+        if not arrived or self._channel is None or not self._channel.on:
+            return
+        stamps = [m.timestamp for m in (outputs or {}).values() if m.timestamp]
+        time_ns = round(stamps[0] * 1e9) if stamps else end_ns
+        self._channel.send({"k": "v", "t": time_ns, "l": [self._numbers[i] for i in arrived if i in self._numbers]}, end_ns)
 
     def _results(self, record: dict[str, Any], outputs: Any) -> None:
         numbers = self._numbers
