@@ -423,8 +423,8 @@ def test_steps_of_a_watched_engine_come_from_there(rows: Rows) -> None:
 @pytest.mark.parametrize(
     ("came", "sizes", "whose"),
     [
-        ([(1, "x")], [7], ["x"]), ([(1, "x")], [7, 8], [None, None]), ([(1, "x"), (2, "y")], [7], [None]), ([(1, "")], [7], [None]),
-        ([], [7], [None]), ([(90 * MS, "x")], [7], [None]),
+        ([(1, "x")], [7], ["x"]), ([(1, "x")], [7, 8], [None, None]), ([(1, "x"), (2, "y")], [7], [None]),
+        ([(1, "")], [7], [None]), ([], [7], [None]), ([(90 * MS, "x")], [7], [None]),
     ],
 )  # fmt: skip
 def test_a_transfer_is_a_requests_only_where_there_is_no_other(
