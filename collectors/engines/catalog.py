@@ -87,7 +87,8 @@ async def describe(ctx: Context) -> list[str]:
 def _roles(ctx: Context) -> dict[str, int]:
     """How many processes of the server there are, by role; their numbers change with every start, and stand in `events`."""
     pid = ctx.find().pid if ctx.find is not None else None
-    return dict(sorted(Counter(p.role for p in tree_of(pid)).items())) if pid is not None else {}
+    found = Counter(p.role for p in tree_of(pid)) if pid is not None else {}
+    return {role: n for role, n in sorted(found.items()) if role in ("api", "engine", "worker")}
 
 
 def sources(ctx: Context) -> list[Collector]:

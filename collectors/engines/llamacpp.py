@@ -81,12 +81,13 @@ async def describe(ctx: Context) -> list[str]:
     server.engine_version = build if isinstance(build, str) else server.engine_version
     flags = (await asyncio.to_thread(of_server, ctx, FLAGS, re.compile(r"llama")))[0] or {}
     server.config |= flags
-    notes += _settings(server, flags, await asyncio.to_thread(kv_unified_of, log_of(ctx).path))
+    # Looking for the process and its log takes some ten milliseconds, and a proxy may share this thread.
+    pid, unified = await asyncio.to_thread(_seen_here, ctx)
+    notes += _settings(server, flags, unified)
     path = _get(props, "model_path")
     if isinstance(path, str):
         server.model_path = path
         server.model = path.rsplit("/", 1)[-1]
-        pid = ctx.find().pid if ctx.find is not None else None
         notes += await asyncio.to_thread(_geometry, server, path, pid, flags)
     else:
         why = props_reply.why("/props", "is turned off: start llama-server with --props")
@@ -121,6 +122,12 @@ def _settings(server: Server, flags: Flags, unified: bool | None) -> list[str]:
     if "cache_prompt" not in flags:
         notes.append(f"{server.name}: prefix caching is llama.cpp's default (cache_prompt); a request may turn it off.")
     return notes
+
+
+def _seen_here(ctx: Context) -> tuple[int | None, bool | None]:
+    """The server's process, and whether its log says that all slots share one context."""
+    pid = ctx.find().pid if ctx.find is not None else None
+    return pid, kv_unified_of(log_of(ctx, LlamaCppLog.order).path)
 
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 from hoptrace.collectors.base import Finding
@@ -25,6 +26,7 @@ class LogSource:
         self._ctx = ctx
         self._tail: LogTail | None = None
         self._told = (0, 0, 0)
+        self._lock = threading.Lock()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -44,21 +46,31 @@ class LogSource:
         assert self._ctx.writer is not None
         if self._tail is None:
             return 0
-        before = self._ctx.writer.clock.now_ns()
-        lines = await asyncio.to_thread(self._tail.read)
-        now = self._ctx.writer.clock.now_ns()
-        self._changes(self._tail)
-        rows = sum(self._line(line, now) for line in lines)
-        return rows + self._beat(before, now)
+        return await asyncio.to_thread(self._follow, self._tail)
 
     def restarted(self) -> None:
         """Nothing to do: what begins anew is seen in the log."""
 
     async def close(self) -> None:
-        if self._tail is not None:
-            self._tail.close()
+        with self._lock:
+            if self._tail is not None:
+                self._tail.close()
+                self._tail = None
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _follow(self, tail: LogTail) -> int:
+        """Read and take what is new. In a thread: a backlog takes a while."""
+        assert self._ctx.writer is not None
+        with self._lock:  # a thread of a cancelled sample may still be at work
+            if self._tail is None:
+                return 0
+            before = self._ctx.writer.clock.now_ns()
+            lines = tail.read()
+            now = self._ctx.writer.clock.now_ns()
+            self._changes(tail)
+            rows = sum(self._line(line, now) for line in lines)
+            return rows + self._beat(before, now)
 
     def _line(self, line: str, now: int) -> int:
         """Take what ``line`` says; gives the rows that were handed over."""

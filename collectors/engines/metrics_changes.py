@@ -15,6 +15,7 @@ _ENOUGH = 50
 _LISTED = 12
 _FALLS = 3
 _OF_PAGES = 10
+_OFTEN = 16
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Changes:
         self._falls: deque[bool] = deque(maxlen=_OF_PAGES)
         self._flat: set[str] = set()
         self._gone: set[str] = set()
+        self._pages = 0
         self.gauges: set[str] = set()
         self.doubted: set[str] = set()
 
@@ -57,7 +59,9 @@ class Changes:
             if not self._fresh:
                 self._restart(page, now, found)
             self._vanish(page, now, found)
-        self._flatness(page, found)
+        self._pages += 1
+        if self._pages < _OFTEN or self._pages % _OFTEN == 0:
+            self._flatness(page, found)
         self._fresh = False
         self._series, self._names, self._created = now, page.names, page.created
         return found

@@ -7,6 +7,7 @@ the number of series; a value is written when it has changed. Sample times are h
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from hoptrace.collectors.engines.http import Reply
 from hoptrace.collectors.engines.metrics_changes import Changes
 from hoptrace.collectors.engines.names import COMMON
 from hoptrace.collectors.engines.polled import Polled
-from hoptrace.collectors.engines.prometheus import Kind, Reading, Sample
+from hoptrace.collectors.engines.prometheus import Kind, Page, Reading, Sample
 
 __all__ = ["MAX_SERIES", "PAGE_BYTES", "MetricsSource"]
 
@@ -31,7 +32,7 @@ _BYTES_PER_S = 50_000
 _SMALL_BYTES = 10_000
 _SLOWEST_S = 10.0
 _FEW = 100
-_INLINE_BYTES = 200_000
+_INLINE_BYTES = 20_000
 _AGAIN_NS = 60_000_000_000
 
 
@@ -63,6 +64,7 @@ class MetricsSource(Polled):
         self._bad = 0
         self._there = True
         self._renew = False
+        self._lock = threading.RLock()
 
     async def probe(self) -> Finding:
         reply = await self._ctx.api.get(self.path)
@@ -104,9 +106,10 @@ class MetricsSource(Polled):
 
     def _settle(self) -> None:
         """Values that have not changed since they were written are written once more, as of the last sample."""
-        if self._held and self._stamp:
-            self._write(self._stamp, [self._last[name] for name in sorted(self._held) if name in self._last])
-        self._held.clear()
+        with self._lock:
+            if self._held and self._stamp:
+                self._write(self._stamp, [self._last[name] for name in sorted(self._held) if name in self._last])
+            self._held.clear()
 
     def _anew(self) -> None:
         """All totals begin anew."""
@@ -115,7 +118,10 @@ class MetricsSource(Polled):
         self._full_ns = 0
 
     def _take(self, text: str, stamp: dict[str, Any]) -> int:
-        page = self._reading.page(text)
+        with self._lock:  # a thread of a cancelled sample may still be at work
+            return self._take_page(self._reading.page(text), text, stamp)
+
+    def _take_page(self, page: Page, text: str, stamp: dict[str, Any]) -> int:
         if page.bad > self._bad:
             self._drop("lines that are not in the text format", page.bad - self._bad)
         self._bad = page.bad
