@@ -137,8 +137,8 @@ def test_without_loss_all_is_there(
         assert (row["output_tokens"], row.get("error"), row["prompt_chars"], row["max_tokens"]) == (lengths[number], None, 70, 9)
         mine = [t for t in rows.tables["tokens"] if t["request"] == number]
         assert [t["index"] for t in mine] == list(range(lengths[number]))
-        # In one of its packets; one that changed places with the next is read with that.
-        assert all(a <= t["time_ns"] // MS <= b + 1 for t, (a, b) in zip(mine, times[number], strict=True))
+        # In one of its packets; one that changed places with later ones (three times at most) is read with those.
+        assert all(a <= t["time_ns"] // MS <= b + 3 for t, (a, b) in zip(mine, times[number], strict=True))
     assert recorder.stats.finished == len(lengths) and recorder.stats.faults == 0 and rows.dropped == {}
     assert (wire.gaps, wire.joined, wire.connections) == (0, 0, 0)
 
@@ -157,7 +157,7 @@ def test_with_loss_nothing_is_wrong(
         mine = sorted((t for t in rows.tables.get("tokens", []) if t["request"] == number), key=lambda t: t["index"])
         assert [t["index"] for t in mine] == list(range(len(mine))) and len(mine) <= lengths[true]
         for t, (first, _) in zip(mine, times[true], strict=False):
-            assert first <= t["time_ns"] // MS <= times[true][-1][1] + 1, "a token of its own, in its own time"
+            assert first <= t["time_ns"] // MS <= times[true][-1][1] + 3, "a token of its own, in its own time"
         assert row.get("output_tokens") in (None, lengths[true])
         if row.get("error") is None:
             assert len(mine) == row["output_tokens"] == lengths[true], "what bears no mark is whole"
