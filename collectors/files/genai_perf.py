@@ -92,8 +92,7 @@ def _measured(sink: Sink, buffer: Buffer, span: tuple[int, int]) -> Measured:
 
 def _stream(sink: Sink, m: Measured, stamps: list[int], outputs: list[Any]) -> None:
     m.finish_ns = stamps[-1]
-    said = [output.get("response") if isinstance(output, dict) else None for output in outputs]
-    bodies = [body if isinstance(body, str) else "" for body in said]
+    bodies = [_body(output) for output in outputs]
     if any(body.lstrip().startswith(_BEGINS) for body in bodies):
         _events(m, _joined(stamps, bodies))
     else:
@@ -104,6 +103,13 @@ def _stream(sink: Sink, m: Measured, stamps: list[int], outputs: list[Any]) -> N
     if not m.times:
         m.times = m.counts = m.coalesced = None
         m.error = m.error or "no token came"
+
+
+def _body(output: Any) -> str:
+    """What a response says: OpenAI's as it came, Triton's text, or, in the oldest files, the text alone."""
+    if isinstance(output, dict):
+        output = output.get("response", output.get("text_output"))
+    return output if isinstance(output, str) else ""
 
 
 def _joined(stamps: list[int], bodies: list[str]) -> list[tuple[int, str]]:
