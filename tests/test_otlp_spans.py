@@ -333,6 +333,11 @@ def test_memory_is_bounded() -> None:
     assert len(calls.calls()) == 10 and [c.link for c in forgotten] == [f"chatcmpl-{i}" for i in range(40)]
 
 
+def test_an_engine_s_span_is_never_a_span_around_others() -> None:
+    rows, calls = requests(engine(2, "a", parent=1), engine(3, "b", parent=1), engine(1, "c"))
+    assert [r["request_id"] for r in rows] == ["a", "b", "c"] and not calls.counts
+
+
 _ids = st.sampled_from([None, "a", "b", "cmpl-c-0", "cmpl-c-1"])
 _tree = st.lists(
     st.tuples(st.sampled_from(["engine", "client", "gateway", "other", "stage"]), _ids, st.integers(0, 9), st.integers(0, 2)),

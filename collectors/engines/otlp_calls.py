@@ -94,7 +94,8 @@ class Calls:
         if isinstance(said, Stage):
             taken.call = self._stage(span, _Late(said, origin))
         else:
-            taken.call = self._arrived(key, span, taken.call) or taken.call
+            engine = isinstance(said, Said) and said.view == "engine"
+            taken.call = self._arrived(key, span, taken.call, engine) or taken.call
         while len(self._seen) > _SPANS:
             self._seen.popitem(last=False)
         while len(self._calls) > self._limit:
@@ -116,7 +117,9 @@ class Calls:
     def _request(self, span: Span, said: Said, server: str | None, origin: str) -> Call | None:
         key = (span.trace, span.id)
         name = readings(said.id)[0][0] if said.id and said.view == "engine" else said.id
-        below = list({id(c.whole): c.whole for c in self._waiting.get(key, ()) if isinstance(c, Call)}.values())
+        # Below an engine's span stands no view of the same request from further out.
+        waiting = self._waiting.get(key, ()) if said.view != "engine" else ()
+        below = list({id(c.whole): c.whole for c in waiting if isinstance(c, Call)}.values())
         call = self._calls[name].whole if name is not None and name in self._calls else None
         if call is None and len(below) > 1:
             self._count("span around several calls")
@@ -207,7 +210,7 @@ class Calls:
     def _lost(self, items: list[Call | _Late]) -> None:
         self._count("stage of no known request", sum(1 for i in items if isinstance(i, _Late)))
 
-    def _arrived(self, key: Key, span: Span, call: Call | None) -> Call | None:
+    def _arrived(self, key: Key, span: Span, call: Call | None, engine: bool) -> Call | None:
         """What waited for this span goes to its call, or waits for the next one above; gives the call that changed by it."""
         items = self._waiting.pop(key, [])
         self._waiting_count -= len(items)
@@ -218,6 +221,8 @@ class Calls:
             if isinstance(item, Call):
                 if above is None and unknown is not None:
                     self._wait(unknown, item)
+                elif engine:
+                    continue
                 elif above is not None and above is not item and above.absorb(item):
                     self._count("spans of one request, put together")
                     changed = above
