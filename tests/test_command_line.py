@@ -63,6 +63,19 @@ def test_forms_of_flags(line: str, allowed: Any, found: dict[str, Any]) -> None:
     assert flags(line.split(), allowed) == found
 
 
+def test_of_json_by_its_keys() -> None:
+    line = [
+        "--kv-events-config.publisher",
+        "zmq",
+        "--kv-events-config.enable-kv-cache-events=true",
+        "--kv-transfer-config.token",
+        "x",
+    ]
+    assert flags(line, vllm.FLAGS) == {
+        "kv_events_config": {"publisher": "zmq", "enable_kv_cache_events": True}, "kv_transfer_config": {},
+    }  # fmt: skip
+
+
 def test_of_json_only_what_is_listed() -> None:
     value = '{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"token":"t"},"password":"p"}'
     assert flags(["--kv-transfer-config", value], vllm.FLAGS) == {

@@ -223,6 +223,11 @@ async def test_a_proxy_before_it_is_said() -> None:
     assert notes[0].startswith("vllm: nginx/1.27 stands before the server")
 
 
+async def test_a_server_that_tells_nothing_without_a_key() -> None:
+    _, notes, _ = await described(Pages({}), "", server=Server(name="server", config={"denied": True}))
+    assert notes == ["server: it wants an API key: name the variable that holds it with --key-env."]
+
+
 async def test_an_engine_that_is_not_known() -> None:
     _, notes, ctx = await described(Pages({}), "something")
     assert said(notes, "of no engine that hoptrace knows (dynamo, llama.cpp, sglang, tensorrt-llm, tgi, vllm)")

@@ -120,3 +120,38 @@ def test_a_real_vllm(tmp_path: Path) -> None:
     seen = {r["entity"] for r in rows(out, "counters") if r["name"] == "cpu_user_ns"}
     assert len(seen) == 8, "four processes, twice"
     assert not [f for f in validate(hoptrace.open(out)) if f.level == "error"], validate(hoptrace.open(out))
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(vllm_server.python() is None, reason="needs HOPTRACE_VLLM_PYTHON: a Python that has vLLM")
+def test_steps_of_the_log_are_those_of_the_plug_in(tmp_path: Path) -> None:
+    """The same steps seen twice: from inside, with their own times, and from the log, looked at ten times a second."""
+    channels, inside, outside = tmp_path / "channels", tmp_path / "inside.trace", tmp_path / "outside.trace"
+    server = vllm_server.start(tmp_path, FLAG, "--max-num-seqs", "8", env={"HOPTRACE_CHANNELS": str(channels)}).wait()
+    try:
+        server.complete(list(range(40)), 4)
+        log = Options(channels=tmp_path / "none", log=server.log)
+        with (
+            attached(server.url, inside, options=Options(channels=channels)) as a,
+            attached(server.url, outside, options=log, pid=None),
+            ThreadPoolExecutor(6) as pool,
+        ):
+            assert a.findings["vllm-plugin"].available, a.findings
+            time.sleep(0.5)
+            list(pool.map(lambda i: server.complete(list(range(i, i + 60)), 30 + i), range(18)))
+            time.sleep(2.0)
+    finally:
+        server.kill()
+    truth = sorted((r for r in rows(inside, "steps") if r["source"] == "vllm-plugin"), key=lambda r: r["step"])
+    logged = sorted(rows(outside, "steps"), key=lambda r: r["step"])
+    assert {r["source"] for r in rows(inside, "steps")} == {"vllm-plugin"}, "the log is only read for its summaries then"
+    assert len(truth) == len(logged) > 100
+    names = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
+    assert [[r[n] for n in names] for r in logged] == [[r[n] for n in names] for r in truth]
+    off = sorted(abs(b["end_ns"] - a["end_ns"]) / 1e6 for a, b in zip(truth, logged, strict=True))
+    lengths = [
+        abs((b["end_ns"] - b["start_ns"]) - (a["end_ns"] - a["start_ns"])) / 1e6 for a, b in zip(truth, logged, strict=True)
+    ]
+    print(f"ends of {len(off)} steps from the log: off by {off[len(off) // 2]:.1f} ms p50, {off[len(off) * 95 // 100]:.1f} p95")
+    assert max(lengths) < 0.01, "lengths are printed to a hundredth of a millisecond"
+    assert off[-1] < 1000, "a beat, and what a busy machine adds"

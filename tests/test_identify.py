@@ -94,7 +94,8 @@ async def test_a_key_is_wanted_and_the_engine_is_told_all_the_same() -> None:
 
 async def test_everything_is_denied() -> None:
     denied = Pages(dict.fromkeys(("/v1/models", "/version", "/metrics", "/workers", "/info"), 403))
-    assert (await told(denied)).engine is None
+    server = await told(denied)
+    assert server.engine is None and server.config == {"denied": True}
 
 
 async def test_a_worker_that_only_has_metrics() -> None:

@@ -78,6 +78,8 @@ async def describe(ctx: Context) -> list[str]:
     if ctx.find is not None and (roles := await asyncio.to_thread(_roles, ctx)):
         server.config["processes"] = roles
     engine = ENGINES.get(server.engine or "")
+    if engine is None and server.config.get("denied"):
+        return [*notes, f"{server.name}: it wants an API key: name the variable that holds it with --key-env."]
     if engine is None:
         known = ", ".join(sorted(n for n in ENGINES if n not in GATEWAYS))
         return [*notes, f"{server.name}: of no engine that hoptrace knows ({known}): its settings and steps are not read."]

@@ -23,7 +23,8 @@ with ``=``: ``"-tp=--tensor-parallel-size"``."""
 _JSON_KEYS = frozenset(
     ("kv_connector", "kv_role", "kv_rank", "kv_parallel_size", "kv_buffer_device", "kv_buffer_size", "kv_load_failure_policy",
      "enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "buffer_steps", "method", "model",
-     "num_speculative_tokens", "draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min", "mode", "cudagraph_mode")
+     "num_speculative_tokens", "draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min", "mode",
+     "cudagraph_mode")
 )  # fmt: skip
 _LONGEST = 300
 
@@ -33,8 +34,8 @@ Flags = dict[str, Any]
 def flags(argv: Sequence[str], allowed: Allowed) -> Flags:
     """The allowed flags that ``argv`` sets, by name without dashes and with underscores; the last of a repeated one wins.
 
-    Understood: ``--flag value``, ``--flag=value``, ``--flag`` alone, ``--no-flag``, dashes or underscores, JSON values. A value
-    that is not of its form is left out, as is one of more than 300 characters that is no JSON.
+    Understood: ``--flag value``, ``--flag=value``, ``--flag`` alone, ``--no-flag``, dashes or underscores, JSON values (in whole
+    or by ``--flag.key value``). A value that is not of its form is left out, as is one of more than 300 characters that is no JSON.
     """
     table: dict[str, tuple[str, Form]] = {}
     for spelled, form in allowed.items():
@@ -49,6 +50,14 @@ def flags(argv: Sequence[str], allowed: Allowed) -> Flags:
             continue
         name, equals, value = word.partition("=")
         known = table.get(_plain(name))
+        if known is None and "." in name and (part := table.get(_plain(name.partition(".")[0]))) and part[1] == "json":
+            # --kv-events-config.endpoint tcp://*:5557 (vLLM: FlexibleArgumentParser)
+            if not equals and i < len(argv):
+                value = argv[i]
+                i += 1
+            told = _json(json.dumps({name.partition(".")[2].replace("-", "_"): _scalar(value)}))
+            out[part[0]] = (out[part[0]] if isinstance(out.get(part[0]), dict) else {}) | (told or {})
+            continue
         if known is None:
             off = table.get(_plain("--" + name[5:])) if name.startswith(("--no-", "--no_")) else None
             if off is not None and off[1] == "flag":
@@ -136,6 +145,14 @@ def _int(text: str) -> int | None:
         return int(text)
     except (ValueError, OverflowError):
         return None
+
+
+def _scalar(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, str | int | float | bool | None) else None
 
 
 def _json(text: str) -> Any:

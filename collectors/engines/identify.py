@@ -91,6 +91,8 @@ async def identify(api: Api, *, loading_s: float = _LOADING_S) -> Server:
             )
         if engine is not None and models.status == 404:
             config["metrics_only"] = True
+    if models.denied:
+        config["denied"] = True
     if front := _front(models):
         config["front"] = front
     ids = [m["id"] for m in listed["data"]][:32] if models.ok and _lists_models(listed) else []

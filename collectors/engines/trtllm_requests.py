@@ -44,13 +44,18 @@ class TrtllmRequests:
     """Asks ``/perf_metrics`` once a second."""
 
     name = "trtllm-requests"
-    tables: tuple[str, ...] = ("requests", "stages", "waits")
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._due = 0.0
         self._sync_due = 0.0
         self._offset: int | None = None
+        self._seen = False
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Only once there was a record: a server that measures none answers with none."""
+        return ("requests", "stages", "waits") if self._seen else ()
 
     async def probe(self) -> Finding:
         if self._ctx.links is not None and self._ctx.links.primary:
@@ -120,6 +125,7 @@ class TrtllmRequests:
             ctx.writer.drop(f"{self.name}: record that is no request of one server", 1)
             return 0
         number, raw = found
+        self._seen = True
         at = {name: ns - self._offset for name, ns in raw.items()}
         now = ctx.writer.clock.now_ns()
         received = at.get("server_arrival_time", at.get("arrival_time"))

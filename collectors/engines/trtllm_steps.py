@@ -86,7 +86,6 @@ class TrtllmSteps:
     """Asks ``/metrics`` on each beat."""
 
     name = "trtllm-steps"
-    tables: tuple[str, ...] = ("steps",)
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -95,6 +94,11 @@ class TrtllmSteps:
         self._base: dict[int, int] = {}
         self._heard_ns = 0
         self._noted = False
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """`steps` only once there was one: a server whose statistics are off answers with none."""
+        return ("steps",) if self._noted else ()
 
     async def probe(self) -> Finding:
         # Not asked here: what it tells once, it never tells again, and another reader may want it.
