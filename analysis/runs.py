@@ -47,7 +47,7 @@ def read_runs(residency: pl.DataFrame, lines: dict[tuple[str, int], StepLine]) -
         frame.with_columns(pl.when(works).then(pl.col("tokens_per_step") * pl.col("steps")).otherwise(0).alias("tokens"))
         .sort(*own, "start_ns", "first_step")
         .with_columns(pl.when(works).then(reach).alias("_reach"))
-        .with_columns(pl.col("_reach").cum_max().shift(1).over(own).alias("_before"))
+        .with_columns(pl.col("_reach").cum_max().forward_fill().shift(1).over(own).alias("_before"))
         .with_columns(
             pl.when((pl.col("phase") == "chunk") & pl.col("_reach").is_not_null() & pl.col("_before").is_not_null())
             .then((pl.min_horizontal("_before", "_reach") - pl.col("context_at_start")).clip(0, pl.col("tokens")))

@@ -314,3 +314,16 @@ def test_whatever_stands_in_a_channel_harms_nothing(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_channels_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOPTRACE_CHANNELS", raising=False)
+
+
+def test_what_a_preemption_costs_is_repeated_work(tmp_path: Path) -> None:
+    """Two requests of the recording were preempted: 61 and 1 tokens were computed a second time, and the accounting says so."""
+    from hoptrace.analysis.accounting import account
+
+    trace = replayed(tmp_path, "api", "engine")
+    stays = trace.table("stages").filter(pl.col("recomputed_tokens") > 0).sort("recomputed_tokens").collect()
+    assert stays.select("resumed_tokens", "recomputed_tokens").rows() == [(160, 1), (256, 61)]
+    parts = account(trace).parts
+    again = parts.filter(pl.col("recompute_ns") > 0)["request"].to_list()
+    assert sorted(again) == sorted(stays["request"].to_list())
+    assert parts["unexplained_ns"].sum() == 0
