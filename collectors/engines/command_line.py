@@ -35,7 +35,7 @@ def flags(argv: Sequence[str], allowed: Allowed) -> Flags:
     """The allowed flags that ``argv`` sets, by name without dashes and with underscores; the last of a repeated one wins.
 
     Understood: ``--flag value``, ``--flag=value``, ``--flag`` alone, ``--no-flag``, dashes or underscores, JSON values (in whole
-    or by ``--flag.key value``). A value that is not of its form is left out, as is one of more than 300 characters that is no JSON.
+    or by ``--flag.key value``). A value that is not of its form is left out, as is a text of more than 300 characters.
     """
     table: dict[str, tuple[str, Form]] = {}
     for spelled, form in allowed.items():
