@@ -84,8 +84,9 @@ def _u16(frame: bytes | memoryview, at: int) -> int:
     return int(_U16.unpack_from(frame, at)[0])
 
 
-def segment(data: bytes | memoryview, at: int, end: int, beyond: int, port: int) -> Segment | str:
-    """The TCP segment in the IP packet ``data[at:end]``, or why there is none that counts.
+def segment(data: bytes | memoryview, at: int, end: int, beyond: int, port: int | None) -> Segment | str:
+    """The TCP segment in the IP packet ``data[at:end]``, or why there is none that counts. With a null ``port`` all count, and
+    whoever they go to is taken for the server.
 
     ``beyond`` is how many bytes of the packet the capture cut off after ``end``. A packet without a length (it was merged from
     several and is larger than the field can say: BIG TCP) lasts to the end of what was captured.
@@ -116,7 +117,7 @@ def segment(data: bytes | memoryview, at: int, end: int, beyond: int, port: int)
     if tcp + 20 > end or stop > end + beyond:
         return BROKEN
     sport, dport, seq, ack, offset, flags, window = _IPV4_TCP.unpack_from(data, tcp)
-    to_server = dport == port
+    to_server = port is None or dport == port
     if not to_server and sport != port:
         return OTHER
     begin = tcp + (offset >> 4) * 4

@@ -14,6 +14,7 @@ __all__ = ["ARRAY", "MODULES", "importers", "kind_of"]
 
 # Modules of this folder that have an IMPORTER.
 MODULES = (
+    "pcap",
     "otlp_json",
     "vllm_bench",
     "sglang_bench",
