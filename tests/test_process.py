@@ -20,9 +20,29 @@ from hoptrace.writer import TraceWriter
 TICK = procfs.TICK_NS
 
 
-def stat_line(pid: int, command: str, user: int, start: int, state: str = "S") -> str:
+def stat_line(pid: int, command: str, user: int, start: int, state: str = "S", parent: int = 1) -> str:
     """A /proc/PID/stat line: 52 fields, those that are not read are 0."""
-    fields = [state, "1", "0", "0", "0", "-1", "0", "60184", "0", "7", "0", str(user), "114", "0", "0", "20", "0", "14", "0"]
+    fields = [
+        state,
+        str(parent),
+        "0",
+        "0",
+        "0",
+        "-1",
+        "0",
+        "60184",
+        "0",
+        "7",
+        "0",
+        str(user),
+        "114",
+        "0",
+        "0",
+        "20",
+        "0",
+        "14",
+        "0",
+    ]
     return f"{pid} ({command}) {' '.join(fields)} {start} 1612623872 87252 {'0 ' * 28}\n"
 
 
@@ -40,9 +60,11 @@ class Tree:
         (root / "pressure/cpu").write_text("some avg10=48.41 avg60=26.39 avg300=17.30 total=211727629\n")
         (root / "net").mkdir()
 
-    def process(self, pid: int, command: str = "llama-server", user: int = 100, start: int = 5000, state: str = "S") -> None:
+    def process(
+        self, pid: int, command: str = "llama-server", user: int = 100, start: int = 5000, state: str = "S", parent: int = 1
+    ) -> None:
         (self.root / str(pid) / "task").mkdir(parents=True, exist_ok=True)
-        (self.root / str(pid) / "stat").write_text(stat_line(pid, command, user, start, state))
+        (self.root / str(pid) / "stat").write_text(stat_line(pid, command, user, start, state, parent))
         (self.root / str(pid) / "comm").write_text(command + "\n")
 
     def thread(self, pid: int, tid: int, on_cpu: int, delay: int, slices: int = 1, start: int = 5000) -> None:
@@ -310,3 +332,80 @@ async def test_this_very_process(writer: TraceWriter) -> None:
     await c.sample()
     on_cpu = values(writer, f"process:{os.getpid()}", "on_cpu_ns")
     assert on_cpu[0] == 0 and on_cpu[1] is not None and on_cpu[1] > 0
+
+
+def three(tree: Tree) -> None:
+    """A server of three processes: one that listens, an engine below it, a worker below that."""
+    tree.process(42, "python")
+    tree.process(50, "VLLM::EngineCore", parent=42)
+    tree.process(60, "VLLM::Worker", parent=50)
+    (tree.root / "50/cmdline").write_bytes(b"VLLM::EngineCore\0\0\0")
+    (tree.root / "60/cmdline").write_bytes(b"VLLM::Worker_TP0\0")
+    for pid, on_cpu in ((42, 10), (50, 20), (60, 30)):
+        tree.thread(pid, pid, on_cpu=on_cpu, delay=1)
+
+
+async def test_every_process_of_the_server_has_rows(tree: Tree, writer: TraceWriter) -> None:
+    three(tree)
+    tree.process(70, "sleep")
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    tree.thread(60, 60, on_cpu=530, delay=4)
+    await c.sample()
+    assert {r["entity"] for r in rows(writer) if r["name"] == "rss_bytes"} == {"process:42", "process:50", "process:60"}
+    assert values(writer, "process:60", "on_cpu_ns") == [0, 500] and values(writer, "process:50", "on_cpu_ns") == [0, 0]
+    told = [e["detail"] for e in rows(writer, "events") if e["kind"] == "process"]
+    assert "process 50 is the server's: engine (VLLM::EngineCore)" in told
+    assert "process 60 is the server's: worker (VLLM::Worker_TP0)" in told
+
+
+async def test_a_worker_that_dies_is_lost_and_the_server_is_not(tree: Tree, writer: TraceWriter) -> None:
+    three(tree)
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    shutil.rmtree(tree.root / "60")
+    await c.sample()
+    await c.sample()
+    lost = [r for r in rows(writer) if r["entity"] == "process:60" and r["status"] == "lost"]
+    assert len(lost) == 1 and lost[0]["value_int"] is None
+    assert [e["detail"] for e in rows(writer, "events") if e["kind"] == "stop"] == ["process 60 is gone (worker)"]
+    assert c.pid == 42
+    # A new worker in its place is found at the next look, as a new incarnation.
+    tree.process(61, "VLLM::Worker", start=7000, parent=50)
+    tree.thread(61, 61, on_cpu=1, delay=0)
+    c._tree_due_ns = 0
+    await c.sample()
+    assert {r["incarnation"] for r in rows(writer) if r["entity"] == "process:61"} == {"9752d5b1/7000"}
+
+
+async def test_the_busiest_threads_of_all_processes_get_rows(tree: Tree, writer: TraceWriter) -> None:
+    three(tree)
+    for i in range(MAX_THREADS):
+        tree.thread(50, 1000 + i, on_cpu=0, delay=0)
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    for i in range(MAX_THREADS - 1):
+        tree.thread(50, 1000 + i, on_cpu=100 + i, delay=0)
+    tree.thread(60, 60, on_cpu=10_000, delay=0)
+    c._threads_due_ns = 0
+    before = {r["entity"] for r in rows(writer) if r["entity"].startswith("thread:")}
+    await c.sample()
+    after = [r for r in rows(writer) if r["entity"].startswith("thread:") and r["value_int"] and r["value_int"] >= 100]
+    assert len(before) == MAX_THREADS, "64 in all, not of each"
+    assert {r["entity"] for r in after} == {f"thread:50/{1000 + i}" for i in range(MAX_THREADS - 1)} | {"thread:60/60"}
+
+
+async def test_the_server_that_goes_takes_its_tree_with_it(tree: Tree, writer: TraceWriter) -> None:
+    three(tree)
+    c = collector(tree, writer)
+    await c.probe()
+    await c.sample()
+    shutil.rmtree(tree.root / "42")
+    n = len(rows(writer))
+    await c.sample()
+    new = rows(writer)[n:]
+    assert [r["entity"] for r in rows(writer) if r["status"] == "lost"] == ["process:42"]
+    assert c.pid is None and new
