@@ -58,7 +58,7 @@ def other_dialect(data: Mapping[str, Any], running: Running) -> Chunk | None:
         return _llamacpp(data, running)
     if "meta_info" in data:
         return _sglang(data, running)
-    if "token" in data or "generated_text" in data:
+    if "token" in data or "generated_text" in data or "error_type" in data:
         return _tgi(data)
     return None
 

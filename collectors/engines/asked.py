@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +54,10 @@ def read_body(body: bytes) -> Asked | None:
     try:
         asked = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
+        try:
+            asked = json.loads(body)  # lone surrogates, NaN: what most servers take
+        except (ValueError, RecursionError):
+            return None
     if not isinstance(asked, Mapping):
         return None
     model, priority, adapter = asked.get("model"), asked.get("priority"), asked.get("lora_path", asked.get("adapter_id"))

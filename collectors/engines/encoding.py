@@ -46,7 +46,7 @@ def decoding(name: str) -> Decoding | None:
 class _Zlib:
     def __init__(self, bits: int) -> None:
         self._bits = bits
-        self._begun = False
+        self._first = b""
         self._inflate = zlib.decompressobj(bits)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -56,13 +56,13 @@ class _Zlib:
             try:
                 out = self._inflate.decompress(data, _PIECE_BYTES)
             except zlib.error as e:
-                if self._bits != 15 or self._begun:
+                if self._bits != 15 or len(self._first) >= 2:
                     raise Garbled from e
-                # Some servers send deflate without its zlib header.
-                self._bits, self._begun = -15, True
+                # Some servers send deflate without its zlib header, which is two bytes long.
+                self._bits, data = -15, self._first + data
                 self._inflate = zlib.decompressobj(-15)
                 continue
-            self._begun = True
+            self._first += data[: 2 - len(self._first)]
             data = self._inflate.unconsumed_tail or self._inflate.unused_data
             if out:
                 yield out
