@@ -13,8 +13,9 @@ import pytest
 from support import rings
 
 from hoptrace.collectors.base import Finding
+from hoptrace.collectors.engines import vllm_rings
 from hoptrace.collectors.engines.vllm_channel import DETAILS, SCHEDULER, VllmChannel, config_of
-from hoptrace.collectors.engines.vllm_rings import records_of, search, tree
+from hoptrace.collectors.engines.vllm_rings import folders, records_of, search, tree
 from hoptrace.collectors.hardware.listener import Found
 from hoptrace.collectors.inside import ring
 from hoptrace.reader import Trace
@@ -26,6 +27,12 @@ API = {
     "config": {"iteration_details": True, "block_size_tokens": 16, "block_count": 10, "kv_capacity_tokens": 160},
 }
 ENGINE = {"role": "engine", "dp_rank": 0, "config": API["config"]}
+
+
+@pytest.fixture(autouse=True)
+def _no_channels_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM may run here whose channels are none of these tests'."""
+    monkeypatch.setattr(vllm_rings, "folders", lambda folder, *_: [folder] if folder.exists() else [])
 
 
 def record(folder: Path, work: Work, **options: Any) -> Trace:
@@ -99,6 +106,21 @@ def test_channels_of_other_processes_are_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in search(folder, os.getpid()).paths] == ["b.ring"]
     mine.close()
     other.close()
+
+
+def test_the_servers_own_folder_is_looked_into(tmp_path: Path) -> None:
+    """hoptrace's own default is another user's folder, or another mount: the server's environment and its root tell."""
+    proc = tmp_path / "proc"
+    (proc / "7" / "root" / "in" / "there").mkdir(parents=True)
+    (proc / "7" / "environ").write_bytes(b"A=b\0HOPTRACE_CHANNELS=/in/there\0C=d")
+    (tmp_path / "mine").mkdir()
+    assert folders(tmp_path / "mine", 7, proc) == [tmp_path / "mine", proc / "7" / "root" / "in" / "there"]
+    assert folders(tmp_path / "none", 7, proc) == [proc / "7" / "root" / "in" / "there"]
+    (proc / "7" / "environ").unlink()
+    assert str(folders(tmp_path / "mine", 7, proc)[-1]) in (str(tmp_path / "mine"), f"/tmp/hoptrace-{os.getuid()}")
+    # The same folder by two names is one
+    (proc / "7" / "environ").write_bytes(f"HOPTRACE_CHANNELS={tmp_path / 'mine'}".encode())
+    assert folders(tmp_path / "mine", 7, proc) == [tmp_path / "mine"]
 
 
 def test_configuration_of_the_server(tmp_path: Path) -> None:
@@ -309,11 +331,6 @@ def test_whatever_stands_in_a_channel_harms_nothing(tmp_path: Path) -> None:
     assert trace.manifest.rows_dropped == {
         "vllm-plugin: record that is not understood": 8, "vllm-plugin: records malformed in the channel": 1,
     }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _no_channels_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOPTRACE_CHANNELS", raising=False)
 
 
 def test_what_a_preemption_costs_is_repeated_work(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.inside.channel import decoder
 from hoptrace.collectors.inside.ring import Header, Reader, RingError, alive, read_header
 
-__all__ = ["Open", "Search", "records_of", "search", "tree"]
+__all__ = ["Open", "Search", "folders", "records_of", "search", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,53 @@ def _own_number(folder: Path, number: int) -> int:
     return number
 
 
+def folders(folder: Path, pid: int, proc: Path = Path("/proc")) -> list[Path]:
+    """Where the server's plug-in may write: ``folder``, and what its own environment and user say, as its process sees it.
+
+    hoptrace may run as root beside a server of another user, or outside the server's container.
+    """
+    told: str | None = None
+    uid: int | None = None
+    try:
+        uid = (proc / str(pid)).stat().st_uid
+        for line in (proc / str(pid) / "environ").read_bytes().split(b"\0"):
+            if line.startswith(b"HOPTRACE_CHANNELS="):
+                told = line.split(b"=", 1)[1].decode("utf-8", "replace")
+    except OSError:
+        pass
+    there = told or (f"/tmp/hoptrace-{uid}" if uid is not None else None)
+    found = [folder]
+    if there and there.startswith("/"):
+        found += [Path(there), proc / str(pid) / "root" / there.lstrip("/")]
+    kept: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    for path in found:
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        if (stat.st_dev, stat.st_ino) not in seen:
+            seen.add((stat.st_dev, stat.st_ino))
+            kept.append(path)
+    return kept
+
+
 def search(folder: Path, pid: int, proc: Path = Path("/proc")) -> Search:
     """Channels of living processes in the tree of ``pid``. Takes some milliseconds: call it in a thread."""
     install = "install hoptrace into vLLM's environment (pip install 'hoptrace[vllm]') and restart vLLM"
-    try:
-        files = sorted(folder.glob("*.ring"))
-    except OSError as e:
-        return Search(reason=f"{folder} can't be read ({e.strerror}): run hoptrace as the server's user or as root")
-    if not files:
-        if folder.exists():
-            return Search(reason=f"no plug-in writes to {folder}: {install}, or set HOPTRACE_CHANNELS as the server has it")
+    places = folders(folder, pid, proc)
+    if not places:
         return Search(reason=f"there is no {folder}, so no plug-in: {install}, or set HOPTRACE_CHANNELS as the server has it")
+    files: list[Path] = []
+    unreadable: str | None = None
+    for place in places:
+        try:
+            files += sorted(p for p in place.iterdir() if p.suffix == ".ring")
+        except OSError as e:
+            unreadable = f"{place} can't be read ({e.strerror}): run hoptrace as the server's user or as root"
+    if not files:
+        empty = f"no plug-in writes to {places[-1]}: {install}, or set HOPTRACE_CHANNELS as the server has it"
+        return Search(reason=unreadable or empty)
     members = tree(pid, proc)
     boot = procfs.boot_id(proc)
     paths: list[Path] = []
@@ -91,10 +127,10 @@ def search(folder: Path, pid: int, proc: Path = Path("/proc")) -> Search:
     if paths:
         return Search(tuple(paths), tuple(headers))
     if denied:
-        return Search(reason=f"the channels in {folder} are another user's: run hoptrace as the server's user or as root")
+        return Search(reason=f"the channels in {places[-1]} are another user's: run hoptrace as the server's user or as root")
     if versions:
         return Search(reason=f"the plug-in in vLLM's environment is of another version: {install}")
-    return Search(reason=f"none of the channels in {folder} is of process {pid} or its children: {install}")
+    return Search(reason=f"none of the channels in {places[-1]} is of process {pid} or its children: {install}")
 
 
 class Open:
