@@ -294,6 +294,31 @@ async def test_what_is_open_at_the_end_of_the_capture_is_cut(playing: _Playing) 
     assert request["error"] == "the capture ended" and row["index"] == 0 and s.sniffer.connections == 0
 
 
+async def test_an_interface_that_is_made_anew_is_captured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Played] = []
+    index = [7]
+
+    def opened(*told: object) -> Played:
+        made.append(Played())
+        return made[-1]
+
+    def number(name: str) -> int:
+        if not index[0]:
+            raise OSError(errno.ENODEV, "No such device")
+        return index[0]
+
+    monkeypatch.setattr(sniff, "open_capture", opened)
+    monkeypatch.setattr(socket, "if_nametoindex", number)
+    monkeypatch.setattr(sniff, "_LOOK_NS", 0)
+    async with sniffing(URL, tmp_path, iface="veth1") as s:
+        for index[0] in (7, 7, 0, 0, 9, 9):
+            await s.sniffer.sample()
+        events = s.rows("events", "time_ns")
+    words = ["the interface veth1 is gone: nothing is seen", "the interface veth1 is there again"]
+    assert [(e["kind"], e["detail"]) for e in events] == [("gap", w) for w in words]
+    assert [c.closed for c in made] == [True, True] and len(made) == 2
+
+
 # -- real captures ----------------------------------------------------------------------------------------------------
 
 

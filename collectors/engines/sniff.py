@@ -31,6 +31,7 @@ ANY = "any"
 _SLICE_NS = 2_000_000
 _SAMPLE_NS = 500_000_000
 _EVERY = 16
+_LOOK_NS = 1_000_000_000
 _HOW = "give --sniff INTERFACE:PORT, like --sniff eth0:8000, --sniff lo:8000 or --sniff any:8000"
 
 
@@ -76,7 +77,7 @@ class Sniffer:
         self._refused: Counter[str] = Counter()
         self._told_gaps = self._told_bytes = 0
         self._noted = False
-        self._rows = self._mark = 0
+        self._rows = self._mark = self._index = self._looked_ns = 0
         self.packets = 0
         self.dropped = 0
 
@@ -132,7 +133,7 @@ class Sniffer:
         await asyncio.to_thread(self._find_addresses)
         assert self._ctx.writer is not None
         self._stamps = StampClock(self._ctx.writer.clock.utc_offset_ns)
-        self._capture = await asyncio.to_thread(open_capture, "" if self.iface == ANY else self.iface, self.port)
+        self._capture = await self._open()
 
     async def sample(self) -> int:
         """Read what has come; other tasks have their turn every 2 ms."""
@@ -144,6 +145,9 @@ class Sniffer:
         self._wire.tick(now_ns)
         self._count(now_ns)
         await self._work()
+        if self.iface != ANY and now_ns - self._looked_ns > _LOOK_NS:
+            self._looked_ns = now_ns
+            await self._look(now_ns)
         return self._rows
 
     def restarted(self) -> None:
@@ -197,6 +201,30 @@ class Sniffer:
                     due = time.monotonic_ns() + _SLICE_NS
         self._count_dropped(capture)
 
+    async def _open(self) -> Capture:
+        self._index = _index(self.iface)
+        return await asyncio.to_thread(open_capture, "" if self.iface == ANY else self.iface, self.port)
+
+    async def _look(self, now_ns: int) -> None:
+        """An interface that is made anew (a container's, when it is restarted) is another one, though its name is the same."""
+        index = _index(self.iface)
+        if index == self._index:
+            return
+        if index:
+            await asyncio.to_thread(self._find_addresses)
+            before, self._capture = self._capture, await self._open()
+            if before is not None:
+                before.close()
+            self._event(now_ns, f"the interface {self.iface} is there again")
+        else:
+            self._index = 0
+            self._event(now_ns, f"the interface {self.iface} is gone: nothing is seen")
+
+    def _event(self, now_ns: int, detail: str) -> None:
+        assert self._ctx.writer is not None
+        row = {"time_ns": now_ns, "host": self._ctx.host, "server": self._ctx.server.name, "source": self.name}
+        self._ctx.writer.append("events", [row | {"kind": "gap", "detail": detail}])
+
     async def _work(self) -> None:
         assert self._recorder is not None
         while self._recorder.work():
@@ -225,9 +253,7 @@ class Sniffer:
         self._told_gaps, self._told_bytes = self._wire.gaps, self._wire.lost_bytes
         assert self._ctx.writer is not None
         self._ctx.writer.drop("sniff: gaps in captured connections", gaps)
-        row = {"time_ns": now_ns, "host": self._ctx.host, "server": self._ctx.server.name, "source": self.name}
-        detail = f"{lost} bytes in {gaps} gaps of captured connections are missing"
-        self._ctx.writer.append("events", [row | {"kind": "gap", "detail": detail}])
+        self._event(now_ns, f"{lost} bytes in {gaps} gaps of captured connections are missing")
 
     def _talk(self) -> Conversation:
         assert self._recorder is not None
@@ -289,6 +315,14 @@ class Sniffer:
         if self.iface == "lo":
             return f"only clients on this machine use lo: --sniff {ANY}:{self.port} sees others too"
         return None
+
+
+def _index(interface: str) -> int:
+    """Number of an interface; 0 if there is none of that name, or for all."""
+    try:
+        return 0 if interface == ANY else socket.if_nametoindex(interface)
+    except OSError:
+        return 0
 
 
 def _no_right() -> str:
