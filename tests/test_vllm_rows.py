@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hoptrace.collectors.engines import vllm_watched
 from hoptrace.collectors.engines.vllm_join import Join
 from hoptrace.collectors.engines.vllm_moves import mechanism_of, transfers
 from hoptrace.collectors.engines.vllm_sums import Sums
@@ -165,6 +166,16 @@ def test_open_runs_are_written_each_second(rows: Rows) -> None:
     count = len(runs)
     w.close()
     assert len(rows.by["residency"]) == count, "closing twice writes nothing twice"
+
+
+def test_memory_is_bounded_where_ends_are_never_told(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_watched, "_MOST", 10)
+    w = watched(rows)
+    for i in range(50):
+        w.told(told_of(i, f"r{i}", 4))
+    assert w.identifier(39) is None and w.identifier(40) == "r40"
+    w.gone({"k": "x", "t": 5, "l": [[3, "x"], [45, "FINISHED_ABORTED"]]})
+    assert rows.last("stages", "r45")["end_reason"] == "cancelled" and "end_reason" not in rows.last("stages", "r3")
 
 
 def test_a_request_under_way_counts_in_steps_only(rows: Rows) -> None:

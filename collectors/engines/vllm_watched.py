@@ -15,6 +15,7 @@ __all__ = ["ABORTS", "Watched", "end_reason", "role_of"]
 RUN_NS = 1_000_000_000
 """A run of residency that is still open is cut and written after this time, so that a kill of hoptrace loses no more."""
 
+_MOST = 1 << 17
 ABORTS = {"abort", "FINISHED_ABORTED"}
 _ERRORS = {"error", "FINISHED_ERROR", "FINISHED_IGNORED"}
 
@@ -105,6 +106,8 @@ class Watched:
             if number in self._requests:
                 continue
             self._requests[number] = r = _Request(engine_id, prompt, flags, queued is not None)
+            if len(self._requests) > _MOST:
+                self._forget()
             if queued is None:
                 self.partial += 1
                 continue
@@ -115,6 +118,16 @@ class Watched:
             row = {"request_id": r.family, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
             self.emit(r.engine_id, "requests", row | {"prompt_tokens": prompt, "max_tokens": most}, False)
             self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns}, False)
+
+    def _forget(self) -> None:
+        """Of the oldest no end was ever told (the plug-in was off, or records were missed)."""
+        r = self._requests.pop(next(iter(self._requests)))
+        if r.whole:
+            self._write_run(r)
+            family = self._families[r.family]
+            family.live -= 1
+            if not family.live:
+                del self._families[r.family]
 
     def gone(self, record: Mapping[str, Any]) -> None:
         """Record "x"."""
