@@ -21,6 +21,7 @@ _SPANS = 100_000
 _CALLS = 30_000
 _WAITING = 50_000
 _HEIGHT = 64
+_SAME_NS = 1_000_000
 _SGLANG = {
     "prefill_waiting": ("queued_ns", "scheduled_ns"),
     "prefill_forward": ("scheduled_ns", "engine_first_token_ns"),
@@ -149,8 +150,9 @@ class Calls:
     def _stay(self, call: Call, said: Said, server: str | None, origin: str) -> Call | None:
         assert said.id is not None
         told = [s.said for s in call.stays if s.engine_id == said.id and s.origin == origin and s.said is not None]
-        # Sequences of one prompt have one arrival: a span with another is of another request that a client gave the same name.
-        if told and told[0].start_ns != said.start_ns:
+        # Sequences of one prompt have one arrival (to the reading of this clock and the trace's): a span with another is of another
+        # request that a client gave the same name.
+        if told and abs(told[0].start_ns - said.start_ns) > _SAME_NS:
             self._count("engine span whose request id was used before")
             return None
         stay = next((s for s in call.stays if s.engine_id == said.id and s.origin == origin and s.said is None), None)
