@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from hoptrace import metrics, schema
+from hoptrace import schema
 from hoptrace.kv import step_bytes
 from hoptrace.manifest import Server
-from hoptrace.reconstruct_cluster import cluster, hides_steps, mixes, typical_step_ns
+from hoptrace.reconstruct_confidence import confidence, signs
 from hoptrace.reconstruct_hidden import blank, known_share, known_steps, unseen_requests
+from hoptrace.reconstruct_observed import observed_residency
 from hoptrace.reconstruct_prefill import Placed, Prompt, first_steps, place, step_starts
-from hoptrace.reconstruct_rows import decode_shares, lay_out, residency_rows, step_rows
+from hoptrace.reconstruct_queue import entry_delay_ns, guess_batch
+from hoptrace.reconstruct_reads import number_reads, reads_of, tells_steps, units_of
+from hoptrace.reconstruct_rows import lay_out, residency_rows, step_rows
 
 if TYPE_CHECKING:
     from hoptrace.reader import Trace
@@ -38,41 +41,57 @@ class Steps:
     """``steps`` and ``residency`` with the columns of the schema, sorted; ``origin``: observed, reconstructed or replayed
     (several: joined by commas; "" if there is none); ``note``: what a reader has to know, or null; ``known``: by server, share of
     its output tokens that come from steps whose composition is known (null: not told); empty for steps that were not
-    reconstructed."""
+    reconstructed. ``new_steps``, ``new_residency``: servers whose rows are not in the trace; of residency with the share of the
+    reads that it covers (null: all)."""
 
     steps: pl.DataFrame
     residency: pl.DataFrame
     origin: str
     note: str | None = None
     known: Mapping[str, float | None] = field(default_factory=dict)
+    new_steps: frozenset[str] = frozenset()
+    new_residency: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def steps_of(trace: Trace) -> Steps:
-    """The steps that the trace holds or, if it holds none, those that its tokens tell."""
+    """The steps that the trace holds or, if it holds none, those that its tokens tell. Where observed steps come without
+    residency, the tokens tell who was in them."""
     if not trace.has("steps"):
         return reconstruct(trace)
     steps = trace.table("steps").sort("server", "dp_rank", "step").collect()
     residency = trace.table("residency").sort("request", "first_step").collect()
-    notes = [n for n in trace.manifest.notes if n.startswith(_PREFIX)]
+    notes = [n for n in trace.manifest.notes if n.startswith((_PREFIX, _WHO))]
     told = trace.table("coverage").filter((pl.col("table") == "steps") & (pl.col("source") == SOURCE)).sort("server").collect()
     known = dict(zip(told["server"].to_list(), told["fraction"].to_list(), strict=True))
     origin = ", ".join(sorted(steps["origin"].drop_nulls().unique().to_list()))
-    return Steps(steps, residency, origin, " ".join(notes) or None, known)
+    shares: dict[str, float] = {}
+    bare = steps.filter((pl.col("origin") == "observed") & ~pl.col("server").is_in(residency["server"].unique().to_list()))
+    if bare.height and trace.has("tokens"):
+        rows, shares, remarks = observed_residency(trace, bare)
+        if rows.height:
+            rows = _conform(rows.with_columns(pl.lit(SOURCE).alias("source")), "residency")
+            residency = pl.concat([residency, rows]).sort("request", "first_step")
+            notes.append(f"{_WHO} follows from token times." + "".join(f" {n}" for n in remarks))
+    return Steps(steps, residency, origin, " ".join(notes) or None, known, new_residency=shares)
 
 
 def store_steps(writer: TraceWriter, steps: Steps) -> None:
-    """Write reconstructed steps into a trace that is being written, with the note and their coverage, whose fraction is
-    :attr:`Steps.known`. Nothing if there are none."""
-    if steps.steps.is_empty():
+    """Write what was reconstructed into a trace that is being written, with the note and the coverage, whose fraction is
+    :attr:`Steps.known`. What the trace holds already is not written again; nothing if that is all."""
+    if not steps.new_steps and not steps.new_residency:
         return
-    writer.append_arrow("steps", steps.steps.to_arrow())
-    writer.append_arrow("residency", steps.residency.to_arrow())
+    mine = steps.steps.filter(pl.col("server").is_in(sorted(steps.new_steps)))
+    if mine.height:
+        writer.append_arrow("steps", mine.to_arrow())
+    writer.append_arrow("residency", steps.residency.filter(pl.col("server").is_in(sorted(steps.new_residency))).to_arrow())
     rows = []
     for (server,), s in steps.steps.group_by(["server"], maintain_order=True):
         span = {"server": server, "from_ns": s["start_ns"].min(), "to_ns": s["end_ns"].max(), "source": SOURCE}
-        columns = [c for c in s.columns if s[c].null_count() < s.height]
-        rows.append({"table": "steps", "columns": columns, "fraction": steps.known.get(str(server)), **span})
-        rows.append({"table": "residency", "columns": None, **span})
+        if server in steps.new_steps:
+            columns = [c for c in s.columns if s[c].null_count() < s.height]
+            rows.append({"table": "steps", "columns": columns, "fraction": steps.known.get(str(server)), **span})
+        if server in steps.new_residency:
+            rows.append({"table": "residency", "columns": None, "fraction": steps.new_residency[str(server)], **span})
     writer.append("coverage", rows)
     if steps.note:
         note = steps.note
@@ -80,30 +99,22 @@ def store_steps(writer: TraceWriter, steps: Steps) -> None:
 
 
 _PREFIX = "Steps were reconstructed"
-_NO_ARRIVALS = "When requests were sent is not known, so which of their tokens left together is not, and no steps can be told."
+_WHO = "Who was in the observed steps"
 
 
 def reconstruct(trace: Trace) -> Steps:
-    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens, or if
-    it is not known when requests came (each one's times count from its own start: which tokens left together is lost)."""
-    if not metrics.arrivals_known(trace):
-        return Steps(_empty("steps"), _empty("residency"), "", _NO_ARRIVALS)
-    units = _units(trace)
-    reads = (
-        metrics.reads(trace.table("tokens"), trace.table("requests"))
-        .collect()
-        .join(units.select("request", "sequence", "unit", "server"), on=["request", "sequence"])
-    )
+    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens."""
+    units = units_of(trace)
+    reads = reads_of(trace, units)
     if reads.is_empty():
         return Steps(_empty("steps"), _empty("residency"), "", "No token times were recorded, so no steps can be told.")
     all_steps, all_runs, notes, known = [], [], [], {}
     for (name,), mine in units.group_by(["server"], maintain_order=True):
         server = trace.manifest.server(str(name)) or Server.model_validate({"name": str(name)})
-        part = reads.filter(pl.col("server") == name).sort("unit", "index")
-        part = part.with_columns(pl.coalesce("count", "emissions").alias("tokens"))
+        part = reads.filter(pl.col("server") == name)
         if part.is_empty():
             continue
-        if not _mixes(part):
+        if not tells_steps(part):
             notes.append(
                 f"{name} computes prompts in iterations of their own: its tokens do not tell its steps, so none are given."
             )
@@ -134,81 +145,36 @@ def reconstruct(trace: Trace) -> Steps:
         "reconstructed",
         note,
         known,
-    )
-
-
-def _mixes(reads: pl.DataFrame) -> bool:
-    unit, time, count = (reads[c].to_numpy() for c in ("unit", "time_ns", "tokens"))
-    return mixes(unit, time, typical_step_ns(unit, time, count))
-
-
-def _units(trace: Trace) -> pl.DataFrame:
-    """One row per sequence that emitted, sorted: unit, request, sequence, server, prompt_tokens, cached_tokens, scheduled_ns,
-    available_ns."""
-    stays = (
-        trace.table("stages")
-        .filter(~pl.col("role").is_in(["route", "encode", "prefill"]).fill_null(False))
-        .sort("request", "attempt", "stage", nulls_last=False)
-        .group_by("request")
-        .agg(pl.col("server", "scheduled_ns", "enqueued_ns", "cached_tokens").last())
-        .rename({"scheduled_ns": "stay_scheduled_ns"})
-    )
-    only = trace.manifest.server(None)
-    return (
-        trace.table("tokens")
-        .select("request", pl.col("sequence").fill_null(0))
-        .unique()
-        .join(
-            trace.table("requests").select("request", "prompt_tokens", "scheduled_ns", "queued_ns", "received_ns", "arrival_ns"),
-            on="request",
-            how="left",
-        )
-        .join(stays, on="request", how="left")
-        .select(
-            "request",
-            "sequence",
-            pl.col("server").fill_null(only.name if only else "server"),
-            "prompt_tokens",
-            "cached_tokens",
-            pl.coalesce("stay_scheduled_ns", "scheduled_ns").alias("scheduled_ns"),
-            pl.coalesce("enqueued_ns", "queued_ns", "received_ns", "arrival_ns").alias("available_ns"),
-        )
-        .sort("server", "request", "sequence")
-        .with_columns(pl.int_range(pl.len()).over("server").alias("unit"))
-        .collect()
+        frozenset(known),
+        dict.fromkeys(known),
     )
 
 
 def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, _Ints, list[str]]:
     """Steps, residency, the tokens that came from each step, remarks; as if all that the server did had been seen."""
-    unit, time, count = (reads[c].to_numpy() for c in ("unit", "time_ns", "tokens"))
-    hidden = hides_steps(unit, time, count)
-    order = np.lexsort((unit, time))
-    step_by_time, _, end, seen = cluster(
-        unit[order], time[order], count[order], units.height, hidden=hidden, step_ns=typical_step_ns(unit, time, count)
-    )
-    step = np.empty_like(step_by_time)
-    step[order] = step_by_time
-    opening = np.concatenate(([True], unit[1:] != unit[:-1]))
-    last = step[opening]  # by unit: the step of the first token
-
-    shares = decode_shares(unit, step, count, reads["index"].to_numpy(), opening, units["prompt_tokens"], hidden=hidden)
-    decoding = np.bincount(shares["step"], minlength=len(end)).astype(np.int64)
-    picked_up = units["scheduled_ns"].fill_null(units["available_ns"]).fill_null(_NEVER).to_numpy()
+    n = number_reads(units, reads)
+    end, decoding, last = n.end, n.decoding, n.last
+    told = units["scheduled_ns"]
+    available = units["available_ns"]
+    ordered = _prompts(units, last)
+    delay = entry_delay_ns(ordered, end, decoding)
+    picked_up = told.fill_null(available + delay).fill_null(_NEVER).to_numpy()
     start = step_starts(end, decoding, last, picked_up)
-    prompts = _prompts(units, last, first_steps(start, last, picked_up))
-    placed = place(prompts, start, end - start, decoding, server.max_batched_tokens)
-    lines = lay_out(start, end, decoding, placed, server.max_batched_tokens)
-    steps = step_rows(lines, shares, units, unit, step)
-    runs = residency_rows(lines, shares, units)
+    batch = server.max_batched_tokens or guess_batch(ordered, start, decoding, delay)
+    placed = place(ordered, start, end - start, decoding, batch, first_steps(start, last, told, available + delay // 2))
+    lines = lay_out(start, end, decoding, placed, batch)
+    sure = confidence(signs(n.unit, n.step, n.time, n.stands_for, n.first, n.seen), lines.number, len(lines.start))
+    steps = step_rows(lines, n.shares, units, n.unit, n.step).with_columns(pl.Series("confidence", sure))
+    runs = residency_rows(lines, n.shares, units)
     named = [pl.lit(server.name).alias("server"), pl.lit(0, pl.Int64).alias("dp_rank"), pl.lit(SOURCE).alias("source")]
     steps = _conform(
         steps.with_columns(*named, pl.lit(0, pl.Int64).alias("pp_rank"), pl.lit("reconstructed").alias("origin")), "steps"
     )
     made = np.zeros(steps.height, dtype=np.int64)
-    np.add.at(made, lines.number[shares["step"]], shares["tokens"])
-    np.add.at(made, lines.number[last], count[opening])
-    return steps, _conform(runs.with_columns(*named), "residency"), made, _remarks(seen, placed, reads, units)
+    np.add.at(made, lines.number[n.shares["step"]], n.shares["tokens"])
+    np.add.at(made, lines.number[last], n.with_first)
+    remarks = _remarks(n.seen, placed, reads, units, n.with_first, batch if server.max_batched_tokens is None else None)
+    return steps, _conform(runs.with_columns(*named), "residency"), made, remarks
 
 
 def _doubted(reads: pl.DataFrame) -> pl.DataFrame:
@@ -242,35 +208,39 @@ def _output_tokens(trace: Trace, reads: pl.DataFrame) -> pl.Series:
 _NEVER = np.iinfo(np.int64).min
 
 
-def _prompts(units: pl.DataFrame, last: _Ints, first: _Ints) -> list[Prompt]:
+def _prompts(units: pl.DataFrame, last: _Ints) -> list[Prompt]:
     """The prompts in the order of their first token; a request's further sequences share the first one's and have none."""
     out = []
-    rows = units.select("unit", "request", "sequence", "prompt_tokens", "cached_tokens", "scheduled_ns", "available_ns")
+    rows = units.select("unit", "request", "prompt_tokens", "cached_tokens", "available_ns")
     seen: set[int] = set()
-    for u, request, _, prompt, cached, scheduled, available in rows.iter_rows():
+    for u, request, prompt, cached, available in rows.iter_rows():
         if request in seen:
             continue
         seen.add(request)
         # Even of a prompt that is wholly cached the last token is computed: its logits are the first answer.
         tokens = None if prompt is None else max(prompt - (cached or 0), 1)
         context = 0 if prompt is None or tokens is None else prompt - tokens
-        out.append(Prompt(u, int(last[u]), None if scheduled is None else int(first[u]), available, tokens, context))
+        out.append(Prompt(u, int(last[u]), available, tokens, context))
     keys = dict(
         zip(units["unit"].to_list(), units["scheduled_ns"].fill_null(units["available_ns"]).fill_null(0).to_list(), strict=True)
     )
     return sorted(out, key=lambda p: (p.last, keys[p.unit], p.unit))
 
 
-def _remarks(seen: _Ints, placed: Placed, reads: pl.DataFrame, units: pl.DataFrame) -> list[str]:
+def _remarks(
+    seen: _Ints, placed: Placed, reads: pl.DataFrame, units: pl.DataFrame, with_first: _Ints, guessed: int | None
+) -> list[str]:
     notes = []
     if n := int((seen == 0).sum()):
         notes.append(f"{n} steps lie between two tokens that came together; their time is an even share.")
     if n := sum(placed.extra.values()):
         notes.append(f"{n} steps without a token were inferred from prompts longer than the batch.")
-    if n := int((reads.group_by("unit", maintain_order=True).first()["tokens"] - 1).sum()):
+    if n := int((with_first - 1).sum()):
         notes.append(f"{n} tokens came along with a request's first one; the steps that made them are not told.")
+    if guessed is not None:
+        notes.append(f"That a step takes {guessed} tokens was inferred from how many steps prompts took.")
     if placed.over:
-        notes.append(f"{placed.over} prompts exceed the batch that the manifest states.")
+        notes.append(f"{placed.over} prompts exceed the batch.")
     if n := reads["count"].null_count():
         notes.append(f"{n} reads do not say how many tokens they hold; one for each of their chunks was taken.")
     if n := reads.filter("doubted")["unit"].n_unique():

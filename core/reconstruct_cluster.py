@@ -18,6 +18,10 @@ LATE = 0.6
 # the tokens of one iteration 0.2 to 1 ms apart (it samples slot after slot), seldom 4 ms; its steps take 11 ms and more
 # (SmolLM2-135M on one core).
 TOGETHER = 0.35
+# With so many neighbours, and over so many reads ahead, a read of doubtful place is compared.
+COMPARED = 8
+AHEAD = 12
+FAR = np.int64(1 << 62)
 _COMPILE_FROM = 50_000
 
 
@@ -70,8 +74,8 @@ def cluster(
         step_ns: a typical short step.
 
     Returns:
-        step of each read (its last one, if it stands for several); and of each step, the time of its first token, its
-        end, and 1 if it was seen, 0 if it was put in between two others.
+        step of each read (its last one, if it stands for several); and of each step, the time of its first token, the time of
+        its last one that was not late, and 1 if it was seen, 0 if it was put in between two others.
     """
     run: Any = _cluster
     if len(unit) >= _COMPILE_FROM:
@@ -80,30 +84,28 @@ def cluster(
         run = cached_njit(_cluster)
     most = int(count.sum()) if hidden else len(unit)
     together, late = int(TOGETHER * step_ns), int(LATE * step_ns)
-    step, first, last, seen = run(unit, time, count, units, hidden, together, late, most)
-    return step, first, _usual_end(first, last, np.bincount(step, minlength=len(first))), seen
-
-
-def _usual_end(first: _Ints, last: _Ints, reads: _Ints) -> _Ints:
-    """End of each step: its last token, but at most twice as long after its first as is usual for as many tokens. A token that
-    comes later still was held up on its way (a busy proxy or client), and is no reason to take the time off the next step."""
-    spread = last - first
-    end = last.copy()
-    for n in np.unique(reads[reads > 1]):
-        rows = reads == n
-        end[rows] = first[rows] + np.minimum(spread[rows], 2 * int(np.median(spread[rows])))
-    return end
+    order = np.lexsort((time, unit))
+    begin = np.searchsorted(unit[order], np.arange(units + 1))
+    made = np.cumsum(count[order] if hidden else np.ones(len(unit), dtype=np.int64))
+    return run(unit, time, count, time[order], made, begin, hidden, together, late, most)  # type: ignore[no-any-return]
 
 
 def _cluster(
-    unit: _Ints, time: _Ints, count: _Ints, units: int, hidden: bool, together_ns: int, late_ns: int, most: int
-) -> tuple[_Ints, _Ints, _Ints, _Ints]:
+    unit: _Ints, time: _Ints, count: _Ints, own_time: _Ints, made: _Ints, begin: _Ints, hidden: bool, together_ns: int,
+    late_ns: int, most: int,
+) -> tuple[_Ints, _Ints, _Ints, _Ints]:  # fmt: skip
+    """``own_time`` and ``made`` (running sum of the steps that reads stand for) are sorted by unit; ``begin``: each unit's first
+    of them."""
+    units = len(begin) - 1
     step = np.empty(len(unit), dtype=np.int64)
     last_step = np.full(units, -1, dtype=np.int64)
     last_time = np.zeros(units, dtype=np.int64)
+    place = begin[:units].copy()  # by unit: its next read
     first = np.zeros(most + 1, dtype=np.int64)
     end = np.zeros(most + 1, dtype=np.int64)
     seen = np.ones(most + 1, dtype=np.int64)
+    others = np.zeros(COMPARED, dtype=np.int64)
+    cost = np.zeros(3, dtype=np.int64)
     only_firsts = False  # nobody but requests with their first token is in the current iteration
     now = -1
     for i in range(len(unit)):
@@ -111,32 +113,95 @@ def _cluster(
         t = time[i]
         before = last_step[u]
         s = -1
-        if before < 0:
-            if now >= 0 and t - first[now] <= together_ns:
-                s = now
-            due = now + 1
-        else:
-            due = before + (count[i] if hidden else 1)
-            own = t - last_time[u]
-            if due <= now:
-                if t - first[due] <= LATE * own:
-                    s = due
-                elif before < now and t - first[now] <= LATE * own:
-                    # It sat out some iterations: the law does not hold for it (preempted, or a server of another kind).
-                    s = now
+        due = now + 1 if before < 0 else before + (count[i] if hidden else 1)
+        if before >= 0 and due <= now and t - first[due] <= LATE * (t - last_time[u]):
+            s = due
+        elif now >= 0 and due <= now + (before < 0):
+            # It may belong to this iteration or that: those who run beside it tell which one. A request that generates is in
+            # every iteration, so if it is put in the right one, all its later tokens come beside theirs too.
+            found = 0
+            j = i - 1
+            while j >= 0 and i - j <= 4 * COMPARED and found < COMPARED:
+                v = unit[j]
+                if last_step[v] < now - 1:
+                    break
+                if v != u and place[v] < begin[v + 1]:
+                    known = False
+                    for k in range(found):
+                        known = known or others[k] == v
+                    if not known:
+                        others[found] = v
+                        found += 1
+                j -= 1
+            low = max(now - 1, 0) if before < 0 else due
+            compared = 0
+            for c in range(3):
+                cost[c] = FAR
+                if low + c > now + 1:
+                    continue
+                total: Any = 0
+                n = 0
+                for q in range(place[u], begin[u + 1] if begin[u + 1] < place[u] + AHEAD else place[u] + AHEAD):
+                    at = low + c + made[q] - made[place[u]]
+                    least = FAR
+                    for k in range(found):
+                        v = others[k]
+                        p = place[v]
+                        # Where v's read of that iteration is, if it has one of its own.
+                        want = made[p - 1] + at - last_step[v]
+                        w = p - 1
+                        while w > begin[v] and made[w] > want:
+                            w -= 1
+                        while w + 1 < begin[v + 1] and made[w] < want:
+                            w += 1
+                        if made[w] == want:
+                            apart = abs(own_time[w] - own_time[q])
+                            if apart < least:
+                                least = apart
+                    if least < FAR:
+                        # One that is far off says no more than one that is off.
+                        total += least if least < late_ns else late_ns
+                        n += 1
+                if n >= 2:
+                    cost[c] = total // n
+                    compared += 1
+            if compared >= 2:
+                best = 0
+                for c in range(1, 3):
+                    if cost[c] < cost[best]:
+                        best = c
+                if cost[best] < late_ns:
+                    due = low + best
+                    if due <= now:
+                        s = due
+                    if before >= 0 and best == 0:
+                        s = due
+                    compared = -1
+            if compared >= 0:
+                # Too little runs beside it: by its own time.
+                due = now + 1 if before < 0 else due
+                if before < 0:
+                    if t - first[now] <= together_ns:
+                        s = now
                 else:
-                    if only_firsts and due == now and now > 0 and first[now] - first[now - 1] <= late_ns:
-                        # It generates, and yet was not in the current iteration: that was no iteration, but a first token that
-                        # was late for the one before.
-                        j = i - 1
-                        while j >= 0 and time[j] >= first[now]:
-                            if step[j] == now:
-                                step[j] = now - 1
-                                last_step[unit[j]] = now - 1
-                            j -= 1
-                        end[now - 1] = max(end[now - 1], end[now])
-                        now -= 1
-                    due = now + 1
+                    if not seen[due]:
+                        s = due  # nobody's token has shown that iteration yet: no reason to doubt the law
+                    elif before < now and t - first[now] <= LATE * (t - last_time[u]):
+                        # It sat out some iterations: the law does not hold for it (preempted, or a server of another kind).
+                        s = now
+                    else:
+                        if only_firsts and due == now and now > 0 and first[now] - first[now - 1] <= late_ns:
+                            # It generates, and yet was not in the current iteration: that was no iteration, but a first token
+                            # that was late for the one before.
+                            j = i - 1
+                            while j >= 0 and time[j] >= first[now]:
+                                if step[j] == now:
+                                    step[j] = now - 1
+                                    last_step[unit[j]] = now - 1
+                                j -= 1
+                            end[now - 1] = max(end[now - 1], end[now])
+                            now -= 1
+                        due = now + 1
         if s < 0:
             only_firsts = before < 0
             # A new iteration, and before it those that nobody's token shows.
@@ -154,4 +219,5 @@ def _cluster(
         step[i] = s
         last_step[u] = s
         last_time[u] = t
+        place[u] += 1
     return step, first[: now + 1].copy(), end[: now + 1].copy(), seen[: now + 1].copy()

@@ -94,7 +94,9 @@ def blank(steps: pl.DataFrame, unseen: Stretches, doubted_from: _Ints, doubted_t
         "waiting": within(steps, unseen.reached, unseen.ended),
     }
     return steps.with_columns(
-        pl.when(pl.lit(pl.Series(mask))).then(None).otherwise(pl.col(name)).alias(name) for name, mask in unknown.items()
+        *(pl.when(pl.lit(pl.Series(mask))).then(None).otherwise(pl.col(name)).alias(name) for name, mask in unknown.items()),
+        # Who else was in them nobody knows.
+        pl.when(pl.lit(pl.Series(decoding | prompts))).then(0.0).otherwise("confidence").alias("confidence"),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 __all__ = ["Placed", "Prompt", "first_steps", "place", "step_starts"]
 
@@ -17,13 +18,11 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt to place. ``last`` is the step of its first token, ``first`` the step it was picked up in (null: unknown),
-    ``available_ns`` when it reached the server, ``tokens`` those to compute (null: unknown), ``context`` those that the cache
-    gave."""
+    """A prompt to place. ``last`` is the step of its first token, ``available_ns`` when it reached the server (null: unknown),
+    ``tokens`` those to compute (null: unknown), ``context`` those that the cache gave."""
 
     unit: int
     last: int
-    first: int | None
     available_ns: int | None
     tokens: int | None
     context: int
@@ -54,22 +53,26 @@ def step_starts(end: _Ints, decoding: _Ints, last: _Ints, picked_up_ns: _Ints) -
     return np.where(start == np.iinfo(np.int64).min, end, start)  # the first step, if nobody knows when its prompt was picked up
 
 
-def first_steps(start: _Ints, last: _Ints, scheduled_ns: _Ints) -> _Ints:
-    """The step whose start is nearest to the moment a prompt was picked up, at most ``last``: a server picks up between
-    iterations."""
-    right = np.clip(np.searchsorted(start, scheduled_ns, side="right"), 1, None)
+def first_steps(start: _Ints, last: _Ints, told_ns: pl.Series, available_ns: pl.Series) -> _Ints:
+    """By unit, the step that its prompt was picked up in, at most ``last``. A server picks up between steps: it is the step whose
+    start is nearest to the moment that the server told or, where it told none, the first that began after the request came (a
+    prompt that had to wait began later: :func:`place`); −1 where neither is known."""
+    told = told_ns.fill_null(0).to_numpy()
+    right = np.clip(np.searchsorted(start, told, side="right"), 1, None)
     left = right - 1
     right = np.minimum(right, len(start) - 1)
-    nearer = np.where(np.abs(start[right] - scheduled_ns) < np.abs(scheduled_ns - start[left]), right, left)
-    return np.minimum(nearer, last)
+    nearest = np.where(np.abs(start[right] - told) < np.abs(told - start[left]), right, left)
+    earliest = np.searchsorted(start, available_ns.fill_null(0).to_numpy(), side="left")
+    first = np.where(told_ns.is_null().to_numpy(), np.where(available_ns.is_null().to_numpy(), -1, earliest), nearest)
+    return np.minimum(first, last)
 
 
-def place(prompts: Sequence[Prompt], start: _Ints, duration: _Ints, decoding: _Ints, batch: int | None) -> Placed:
+def place(prompts: Sequence[Prompt], start: _Ints, duration: _Ints, decoding: _Ints, batch: int | None, first: _Ints) -> Placed:
     """Place each prompt's tokens. ``prompts`` in the order of their first token, then of their pick-up.
 
-    A prompt fills what the batch leaves free from the step it was picked up in; if it would be done before its first token was
-    seen, it began later. Where it does not fit, steps are put in before one that has no decoder (a decoder would have shown
-    them).
+    A prompt fills what the batch leaves free from the step it was picked up in (``first``, by unit; −1: unknown); if it would be
+    done before its first token was seen, it began later. Where it does not fit, steps are put in before one that has no decoder
+    (a decoder would have shown them).
     """
     out = Placed()
     free = np.full(len(start), _NO_LIMIT) if batch is None else np.maximum(batch - decoding, 1)
@@ -78,16 +81,16 @@ def place(prompts: Sequence[Prompt], start: _Ints, duration: _Ints, decoding: _I
             out.chunks.append((p.unit, p.last, None, p.context))
             out.begin[p.unit] = p.last
             continue
-        begin = p.last if p.first is None else p.first
-        if p.first is None:
-            # Not known when it was picked up: as late as the batch allows, but not before it had come.
+        begin = int(first[p.unit])
+        if begin < 0:
+            # Not known when it had come: as late as the batch allows.
+            begin = p.last
             need = p.tokens - int(free[p.last])
-            while need > 0 and begin > 0 and (p.available_ns is None or start[begin - 1] >= p.available_ns):
+            while need > 0 and begin > 0:
                 begin -= 1
                 need -= int(free[begin])
-        else:
-            while begin < p.last and int(free[begin : p.last].sum()) >= p.tokens:
-                begin += 1
+        while begin < p.last and int(free[begin : p.last].sum()) >= p.tokens:
+            begin += 1
         short = p.tokens - int(free[begin : p.last + 1].sum())
         if short > 0 and batch is not None:
             silent = [k for k in range(begin, p.last + 1) if decoding[k] == 0]

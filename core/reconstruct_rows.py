@@ -29,30 +29,36 @@ class Lines:
 
 
 def decode_shares(
-    unit: _Ints, step: _Ints, count: _Ints, index: _Ints, opening: np.ndarray[Any, Any], prompt: pl.Series, *, hidden: bool
-) -> dict[str, _Ints]:
+    unit: _Ints, step: _Ints, count: _Ints, index: _Ints, opening: np.ndarray[Any, Any], prompt: pl.Series, with_first: _Ints, *,
+    hidden: bool,
+) -> dict[str, _Ints]:  # fmt: skip
     """One entry per sequence and step that it decoded in: unit, step, tokens, context (before the step; −1 where the prompt is
     unknown).
 
-    The reads come sorted by unit and index; ``opening`` marks each unit's first, which its prefill made. If reads of several
-    tokens hide steps, such a read is spread over as many, back to the read before.
+    The reads come sorted by unit and index; ``opening`` marks each unit's first, of whose tokens its prefill made ``with_first``
+    (by unit). If reads of several tokens hide steps, such a read is spread over as many, back to the read before.
     """
-    rest = np.flatnonzero(~opening)
+    tokens = count.copy()
+    tokens[opening] -= with_first
+    skipped = np.zeros(len(count), dtype=np.int64)
+    skipped[opening] = with_first
+    rest = np.flatnonzero(~opening | (tokens > 0))
     if hidden:
-        span = np.clip(np.minimum(count[rest], step[rest] - step[rest - 1]), 1, None)
+        back = np.where(opening, tokens, np.diff(step, prepend=0))[rest]
+        span = np.clip(np.minimum(tokens[rest], back), 1, None)
     else:
         span = np.ones(len(rest), dtype=np.int64)
     read = np.repeat(rest, span)
     of = np.repeat(span, span)
     j = np.arange(len(read)) - np.repeat(np.cumsum(span) - span, span)
-    done = count[read] * j // of
+    done = tokens[read] * j // of
     lengths = prompt.fill_null(-1).to_numpy()[unit[read]]
     return {
         "unit": unit[read],
         "step": step[read] - of + 1 + j,
-        "tokens": count[read] * (j + 1) // of - done,
+        "tokens": tokens[read] * (j + 1) // of - done,
         # The token that a step puts out is not in its context, nor is the one that it takes in.
-        "context": np.where(lengths < 0, -1, lengths + index[read] - 1 + done),
+        "context": np.where(lengths < 0, -1, lengths + index[read] + skipped[read] - 1 + done),
     }
 
 

@@ -97,7 +97,9 @@ def test_jitter_moves_times_not_the_composition(tmp_path: Path, jitter_ms: float
     truth = made.steps
     assert got.select(COMPOSITION).equals(truth.select(COMPOSITION))
     late = (got["end_ns"] - truth["end_ns"]).to_numpy()
-    assert (late >= 0).all() and np.median(late) < 3 * jitter_ms * 1e6
+    length = (truth["end_ns"] - truth["start_ns"]).to_numpy()
+    assert (late >= -np.maximum(2e6, 0.05 * length)).all() and (late >= 0).mean() > 0.95
+    assert np.median(late) < jitter_ms * 1e6
 
 
 def test_jitter_of_a_fifth_of_a_step_adds_at_most_one_step_in_a_hundred(tmp_path: Path) -> None:
@@ -234,9 +236,14 @@ def laws(trace: Trace) -> None:
     assert got.steps["prefill_tokens"].sum() == computed
     made = got.residency.filter(pl.col("phase") == "decode")
     assert ((made["last_step"] - made["first_step"] + 1) * made["tokens_per_step"]).sum() == got.steps["decode_tokens"].sum()
-    seen = metrics.reads(trace.table("tokens"), trace.table("requests"))
-    came_first = seen.group_by("request").agg(pl.col("count").first()).collect()["count"].sum()
-    assert got.steps["decode_tokens"].sum() + came_first == trace.rows("tokens")
+    # What was not decoded came with the first token: one at least, and no more than the first read held.
+    seen = metrics.reads(trace.table("tokens"), trace.table("requests")).collect()
+    of = seen.group_by("request", maintain_order=True).agg(pl.col("count").first().alias("first"), pl.col("count").sum())
+    spans = made.group_by("request").agg(
+        ((pl.col("last_step") - pl.col("first_step") + 1) * pl.col("tokens_per_step")).sum().alias("n")
+    )
+    rest = of.join(spans, on="request", how="left").select(pl.col("count") - pl.col("n").fill_null(0), "first")
+    assert (rest["count"] >= 1).all() and (rest["count"] <= rest["first"]).all()
 
 
 def test_laws_hold_on_jittered_and_chunked_traces(tmp_path: Path) -> None:
