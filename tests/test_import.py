@@ -19,6 +19,7 @@ from support.imports import DATA, SHARED, rows, run, told
 import hoptrace
 from hoptrace.cli.import_files import command
 from hoptrace.collectors.files import rejects as rejects_module
+from hoptrace.collectors.files.base import Sink
 from hoptrace.collectors.files.kinds import importers, kind_of
 from hoptrace.collectors.files.run import import_files
 from hoptrace.errors import InputError, UsageError
@@ -238,6 +239,25 @@ def test_limit_is_by_arrival_and_takes_the_rest_along(tmp_path: Path) -> None:
     assert rows(tmp_path, "stages")["request"].to_list() == [0, 1]
     assert told(done, "3 more were read")
     assert not [f for f in validate(hoptrace.open(tmp_path / "out.trace")) if f.level == "error"]
+
+
+def test_limit_keeps_parents_and_rows_of_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hoptrace.collectors.files.mooncake import Mooncake
+
+    plain = Mooncake.read
+
+    def with_moves(self: Mooncake, path: Path, sink: Sink) -> None:
+        plain(self, path, sink)
+        moves = {"start_ns": [1, 2, 3], "object": ["kv"] * 3, "src": ["a"] * 3, "dst": ["b"] * 3, "request": [None, 1, 3]}
+        sink.write("moves", pl.DataFrame(moves))
+
+    monkeypatch.setattr(Mooncake, "read", with_moves)
+    lines = [
+        {"timestamp": t, "input_length": t + 1, "session_id": s} for t, s in ((9, "x"), (1, "a"), (8, "x"), (2, "a"), (3, "a"))
+    ]
+    run(tmp_path, "".join(json.dumps(x) + "\n" for x in lines), limit=2)
+    assert rows(tmp_path).select("request", "parent_request", "prompt_tokens").rows() == [(0, None, 2), (1, 0, 3)]
+    assert rows(tmp_path, "moves").select("start_ns", "request").rows() == [(1, None), (2, 0), (3, 1)]
 
 
 def test_limit_of_more_than_there_are(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.imports import rows, run, told
 from hoptrace.collectors.files import blocks as blocks_module
 from hoptrace.collectors.files.ahead import ahead
 from hoptrace.collectors.files.blocks import blocks
+from hoptrace.errors import InputError
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AT = "2024-05-10 00:00:00"
@@ -293,3 +294,11 @@ def test_both_headers_in_one_file(tmp_path: Path) -> None:
 def test_columns_without_a_name_do_not_matter(tmp_path: Path) -> None:
     run(tmp_path, f",TIMESTAMP,ContextTokens,GeneratedTokens,,\n0,{AT},9,1,,\n1,{AT},8,2,a,b\n")
     assert _pairs(tmp_path) == [(9, 1), (8, 2)]
+
+
+def test_a_file_that_is_one_long_line_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(blocks_module, "_READ_BYTES", 1 << 18)
+    text = '{"input_length": 1, "hash_ids": [' + "1, " * 1_000_000 + "1]}"
+    with pytest.raises(InputError, match="Line 1 of .*file is longer than 1 MiB"):
+        run(tmp_path, text, kind="mooncake")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from hoptrace.collectors.files.raw import encoding_of
+from hoptrace.errors import InputError
 
 __all__ = ["BAD", "NOT_TEXT", "ROW", "Block", "blocks"]
 
@@ -34,6 +35,9 @@ def blocks(file: BinaryIO, *, quoted: bool = False) -> Iterator[Block]:
     """The file's text in pieces that end with a record; the last may lack its line end. A byte order mark is left out.
 
     ``quoted``: line ends inside double quotes end no record (CSV). Bytes that are no text of the encoding become U+FFFD.
+
+    Raises:
+        InputError: a line is longer than 32 MiB.
     """
     start = file.read(_READ_BYTES)
     encoding, mark = encoding_of(start)
@@ -49,6 +53,11 @@ def blocks(file: BinaryIO, *, quoted: bool = False) -> Iterator[Block]:
         end = len(data) if last else _end(data, quoted)
         if not end and len(data) > _MOST_BYTES:
             end = data.rfind(b"\n") + 1
+            if not end:
+                raise InputError(
+                    f"Line {line:,} of {getattr(file, 'name', 'the file')} is longer than {_MOST_BYTES >> 20} MiB.",
+                    hint="A file of this kind has a record a line.",
+                )
         if end:
             whole, rest = data[:end], data[end:]
             yield _block(whole, line)

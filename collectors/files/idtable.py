@@ -26,8 +26,10 @@ _LOW = np.int64(_HIGH - 1)
 def _find(index: Any, keys: Any, key: Any) -> Any:
     """Slot of a key, or the free slot where it belongs."""
     mask = len(index) - 1
-    h = key * _GOLDEN
-    slot = (h ^ (h >> np.int64(32))) & mask
+    # Numbers that count up lie side by side, eight in a row, where the cache finds them; the rows are strewn. (Long rows that
+    # overlap would have to be walked to their end.)
+    h = (key >> np.int64(3)) * _GOLDEN
+    slot = (((h ^ (h >> np.int64(32))) << np.int64(3)) + (key & np.int64(7))) & mask
     while index[slot] != 0 and keys[index[slot] - 1] != key:
         slot = (slot + 1) & mask
     return slot
@@ -140,12 +142,17 @@ class _Table:
         while room < need:
             room *= 2
         if room > len(self.keys):
-            grow = room - len(self.keys)
-            self.keys = np.concatenate([self.keys, np.zeros(grow, dtype=np.int64)])
-            self.columns = {n: np.concatenate([c, np.zeros(grow, dtype=c.dtype)]) for n, c in self.columns.items()}
+            self.keys = self._grown(self.keys, room)
+            self.columns = {n: self._grown(c, room) for n, c in self.columns.items()}
         if len(self.index) < 2 * need:
-            self.index = np.zeros(2 * room, dtype=np.int32)
+            self.index = np.zeros(4 * room, dtype=np.int32)
             _reindex(self.index, self.keys, self.used)
+
+    def _grown(self, column: Any, room: int) -> Any:
+        """A larger array with the entries in use; the rest of its pages is not touched."""
+        larger = np.empty(room, dtype=column.dtype)
+        larger[: self.used] = column[: self.used]
+        return larger
 
 
 class Scanned:

@@ -71,7 +71,7 @@ class Logged:
                 columns[target] = text.set(is_missing(text), None)
         if "status" in self._of:
             name = self._of["status"].column
-            columns["status"] = batch.take(name, whole(frame[name].str.extract(r"^\s*(\S+)")), "a status number")
+            columns["status"] = batch.take(name, whole(frame[name]), "a status number")
         if "path" in self._of:
             path = frame[self._of["path"].column].str.strip_chars().str.replace(r"^[A-Z]+ ", "").str.replace(r" HTTP/[\d.]+$", "")
             batch.bad(~path.str.contains(_GENERATES).fill_null(False), "its path is none that generates tokens", path)

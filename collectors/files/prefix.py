@@ -35,8 +35,8 @@ class Prefixes:
         if hashes.null_count() == hashes.len():
             return hashes
         usable = batch.good & hashes.is_not_null() & prompt.is_not_null()
-        nulls = hashes.list.eval(pl.element().is_null().any()).list.first().fill_null(False)
-        if nulls.any():
+        if hashes.drop_nulls().explode(empty_as_null=False).null_count():
+            nulls = hashes.list.eval(pl.element().is_null().any()).list.first().fill_null(False)
             batch.bad(nulls, f"{hashes.name} is not a list of whole numbers")
             usable &= ~nulls
         size = self._block(hashes.filter(usable), prompt.filter(usable))

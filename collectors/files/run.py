@@ -222,8 +222,7 @@ def _cut(working: Path, limit: int) -> int:
         return 0
     numbers = keep.with_row_index("new").with_columns(pl.col("new").cast(pl.Int64))
     manifest = trace.manifest.model_copy(deep=True)
-    names = list(manifest.tables)
-    manifest.tables = {}
+    parts, manifest.tables = manifest.tables, {}
     files = ", ".join(e["file"] for e in manifest.imported_from)
     manifest.title = f"The first {keep.height:,} requests of {files}"
     manifest.notes.append(f"Only the first {keep.height:,} requests by arrival were kept (--limit): {beyond:,} more were read.")
@@ -231,24 +230,32 @@ def _cut(working: Path, limit: int) -> int:
     _clear(smaller)
     try:
         with TraceWriter(smaller, manifest, background=False, part_rows=_PART_ROWS) as writer:
-            for name in names:
-                frame = trace.table(name)
-                columns = frame.collect_schema().names()
-                if "request" in columns:
-                    known = frame.filter(pl.col("request").is_not_null()).join(numbers.lazy(), on="request", how="inner")
-                    frame = known.with_columns(pl.col("new").alias("request"))
-                if "parent_request" in columns:
-                    parents = numbers.rename({"request": "parent_request", "new": "new_parent"}).lazy()
-                    frame = frame.join(parents, on="parent_request", how="left").with_columns(
-                        pl.col("new_parent").alias("parent_request")
-                    )
-                writer.append_arrow(name, frame.select(columns).collect().to_arrow())
+            for name in parts:
+                for part in parts[name]:
+                    # Part by part: each has a bounded number of rows, and none of their kinds (vantages) is passed over.
+                    frame = pl.read_parquet(working / part.file, glob=False)
+                    writer.append_arrow(name, _kept(frame, numbers).to_arrow())
         shutil.rmtree(working)
         smaller.rename(working)
     except BaseException:
         shutil.rmtree(smaller, ignore_errors=True)
         raise
     return beyond
+
+
+def _kept(frame: pl.DataFrame, numbers: pl.DataFrame) -> pl.DataFrame:
+    """The rows of requests that are kept (`request` to `new` in ``numbers``) under their new numbers, and those of no request."""
+    columns = frame.columns
+    if "request" in columns:
+        frame = frame.join(numbers, on="request", how="left", maintain_order="left")
+        frame = frame.filter(pl.col("request").is_null() | pl.col("new").is_not_null()).with_columns(
+            pl.col("new").alias("request")
+        )
+    if "parent_request" in columns:
+        parents = numbers.rename({"request": "parent_request", "new": "new_parent"})
+        frame = frame.join(parents, on="parent_request", how="left", maintain_order="left")
+        frame = frame.with_columns(pl.col("new_parent").alias("parent_request"))
+    return frame.select(columns)
 
 
 def _clear(working: Path) -> None:

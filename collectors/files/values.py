@@ -16,6 +16,9 @@ _MISSING = ("", "nan", "null", "none", "na", "n/a", "-")
 _EXACT = 1 << 53
 NS_PER = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _ISO = "%Y-%m-%d %H:%M:%S%.f"
+# The forms of ISO 8601 that programs write, tried before the rarer ones are put in order.
+_ISOS = (_ISO, _ISO + "%#z", "%Y-%m-%dT%H:%M:%S%.fZ", "%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M:%S%.f")
+_TRIED = 50
 _NGINX = "%d/%b/%Y:%H:%M:%S %z"
 # Names of time formats that a user may give; anything with a % is a strptime pattern.
 FORMATS = (*NS_PER, "iso8601", "nginx")
@@ -102,6 +105,7 @@ class Times:
         self.format = form
         self.zoned = False
         self.guessed = False
+        self._usual = _ISO
 
     def read(self, text: pl.Series) -> Read:
         """Times in ns: since 1970 UTC, or since the log's own start.
@@ -146,14 +150,21 @@ class Times:
         )
 
     def _iso(self, text: pl.Series) -> Read:
-        direct = _ISO + "%#z" if self.zoned else _ISO
-        value = _stamp(text, direct)
-        if value.null_count() == text.null_count():
-            return Read(value)
-        left = value.is_null() & text.is_not_null()
-        more, zoned = _any_iso(text.filter(left))
-        self.zoned = self.zoned or zoned
-        value = value.scatter(left.arg_true(), more)
+        value = _stamp(text, self._usual)
+        if value.null_count() > text.null_count():
+            # Not all are of the form of those before: try the others on a few, then the best of them and the rarer on the rest.
+            left = value.is_null() & text.is_not_null()
+            rest = text.filter(left)
+            best = min(_ISOS, key=lambda f: _stamp(rest.head(_TRIED), f).null_count())
+            more = _stamp(rest, best)
+            if value.null_count() == value.len():
+                self._usual = best
+            if more.null_count():
+                rare, zoned = _any_iso(rest)
+                self.zoned = self.zoned or zoned
+                more = pl.select(pl.coalesce(more, rare)).to_series()
+            self.zoned = self.zoned or best.endswith(("Z", "z"))
+            value = value.scatter(left.arg_true(), more)
         return _read(text, value)
 
 
