@@ -150,8 +150,8 @@ class Calls:
     def _stay(self, call: Call, said: Said, server: str | None, origin: str) -> Call | None:
         assert said.id is not None
         told = [s.said for s in call.stays if s.engine_id == said.id and s.origin == origin and s.said is not None]
-        # Sequences of one prompt have one arrival (to the reading of this clock and the trace's): a span with another is of another
-        # request that a client gave the same name.
+        # Sequences of one prompt have one arrival (to the reading of two clocks): a span with another arrival is of another
+        # request, to which a client gave the same name.
         if told and abs(told[0].start_ns - said.start_ns) > _SAME_NS:
             self._count("engine span whose request id was used before")
             return None
