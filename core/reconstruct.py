@@ -18,6 +18,7 @@ import polars as pl
 from hoptrace import schema
 from hoptrace.kv import step_bytes
 from hoptrace.manifest import Server
+from hoptrace.metrics import arrivals_known
 from hoptrace.reconstruct_confidence import confidence, signs
 from hoptrace.reconstruct_hidden import blank, known_share, known_steps, unseen_requests
 from hoptrace.reconstruct_observed import observed_residency
@@ -66,7 +67,7 @@ def steps_of(trace: Trace) -> Steps:
     origin = ", ".join(sorted(steps["origin"].drop_nulls().unique().to_list()))
     shares: dict[str, float] = {}
     bare = steps.filter((pl.col("origin") == "observed") & ~pl.col("server").is_in(residency["server"].unique().to_list()))
-    if bare.height and trace.has("tokens"):
+    if bare.height and trace.has("tokens") and arrivals_known(trace):
         rows, shares, remarks = observed_residency(trace, bare)
         if rows.height:
             rows = _conform(rows.with_columns(pl.lit(SOURCE).alias("source")), "residency")
@@ -98,12 +99,16 @@ def store_steps(writer: TraceWriter, steps: Steps) -> None:
         writer.update(lambda m: None if note in m.notes else m.notes.append(note))
 
 
+_NO_ARRIVALS = "When requests were sent is not known, so which of their tokens left together is not, and no steps can be told."
 _PREFIX = "Steps were reconstructed"
 _WHO = "Who was in the observed steps"
 
 
 def reconstruct(trace: Trace) -> Steps:
-    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens."""
+    """Reconstruct the steps of every server from tokens, stages and requests. Empty, with a note, if there are no tokens, or if
+    it is not known when requests came (each one's times count from its own start: which tokens left together is lost)."""
+    if not arrivals_known(trace):
+        return Steps(_empty("steps"), _empty("residency"), "", _NO_ARRIVALS)
     units = units_of(trace)
     reads = reads_of(trace, units)
     if reads.is_empty():

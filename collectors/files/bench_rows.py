@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from hoptrace.collectors.files.base import Sink
 from hoptrace.collectors.files.json_walk import Malformed
-from hoptrace.schema import REQUESTS, STAGES, TOKENS
+from hoptrace.schema import REQUESTS, STAGES
 
 __all__ = ["NO_ARRIVALS", "Measured", "Reject", "Rows", "emissions", "epoch_ns", "ns", "number", "stamp_ns", "text", "tokens_of"]
 
@@ -29,11 +30,14 @@ _DIFFER = (
     "no ITL (itl_left_out); TTFT, TPOT and end-to-end latency are not concerned."
 )
 _UNTOLD = "{n} requests have no total of output tokens: each chunk is taken as one token."
+_TOKEN_TYPES = {"request": pl.Int64, "index": pl.Int64, "time_ns": pl.Int64, "count": pl.Int64, "coalesced": pl.Boolean}
 _ROUNDING_NS = 1_000
 _FLUSH_REQUESTS = 20_000
 _FLUSH_TOKENS = 400_000
 _LARGEST = 1 << 53
 _MOST_NS = 1 << 62
+_MOST_S = 4e9
+_TOO_LARGE = "a time of it is too large"
 
 
 class Reject(Exception):
@@ -102,10 +106,15 @@ def emissions(start_ns: int, first_s: float, gaps_s: object, name: str = "an int
         gaps_s = []
     if not isinstance(gaps_s, list):
         raise Reject(f"{name} list is no list", type(gaps_s).__name__)
-    for gap in gaps_s:
-        if number(gap, name) is None:
-            raise Reject(f"{name} is null")
-    return [start_ns + ns(t) for t in accumulate(gaps_s, initial=first_s)]
+    if not set(map(type, gaps_s)) <= {float, int} or (gaps_s and not (min(gaps_s) >= 0 and math.isfinite(sum(gaps_s)))):
+        for gap in gaps_s:
+            if number(gap, name) is None:
+                raise Reject(f"{name} is null")
+    sums = np.cumsum(np.array([first_s, *gaps_s], dtype=np.float64))
+    if not sums[-1] <= _MOST_S:
+        raise Reject(_TOO_LARGE, float(sums[-1]))
+    # tolist: Python's integers, as everything else here.
+    return [start_ns + t for t in np.rint(sums * 1e9).astype(np.int64).tolist()]
 
 
 @dataclass(slots=True)
@@ -150,7 +159,9 @@ class Rows:
         self.next = 0
         self.last_ns: int | None = None
         self._vantage, self._server = vantage, server
-        self._tables: dict[str, list[dict[str, Any]]] = {"requests": [], "tokens": [], "stages": []}
+        self._tables: dict[str, list[dict[str, Any]]] = {"requests": [], "stages": []}
+        # By column: there are many.
+        self._tokens: dict[str, list[Any]] = {name: [] for name in _TOKEN_TYPES}
 
     def take(self, m: Measured) -> None:
         """Keep one request. Raises Reject if its times or numbers cannot be; nothing of it is kept then."""
@@ -181,7 +192,7 @@ class Rows:
         ends = [t for t in (arrival, m.last_ns, m.finish_ns, self.last_ns) if t is not None]
         self.last_ns = max(ends)
         self.next += 1
-        if len(self._tables["requests"]) >= _FLUSH_REQUESTS or len(self._tables["tokens"]) >= _FLUSH_TOKENS:
+        if len(self._tables["requests"]) >= _FLUSH_REQUESTS or len(self._tokens["request"]) >= _FLUSH_TOKENS:
             self._flush()
 
     def record(self, where: int, make: Callable[..., Measured], *args: Any) -> None:
@@ -210,27 +221,28 @@ class Rows:
                 self.sink.tally(_UNTOLD)
             elif sum(counts) != m.output_tokens:
                 self.sink.tally(_DIFFER)
-        index = 0
-        for i, (time, count) in enumerate(zip(m.times, counts, strict=True)):
-            joined = m.coalesced[i] if m.coalesced else None
-            self._tables["tokens"].append(
-                {"request": self.next, "sequence": 0, "index": index, "time_ns": time, "count": count, "coalesced": joined}
-            )
-            index += count
+        kept = self._tokens
+        kept["request"] += [self.next] * len(m.times)
+        kept["index"] += list(accumulate(counts[:-1], initial=0))
+        kept["time_ns"] += m.times
+        kept["count"] += counts
+        kept["coalesced"] += m.coalesced or [None] * len(m.times)
 
     def _flush(self) -> None:
-        for spec in (REQUESTS, TOKENS, STAGES):
+        for spec in (REQUESTS, STAGES):
             rows = self._tables[spec.name]
             if not rows:
                 continue
             present = set().union(*rows)
             names = [c for c in spec.names if c in present]
-            schema = {c: _polars(spec, c) for c in names}
-            frame = pl.DataFrame([{c: r.get(c) for c in names} for r in rows], schema=schema)
-            if spec.name == "tokens":
-                frame = frame.with_columns(pl.lit(self._vantage).alias("vantage"))
+            frame = pl.DataFrame([{c: r.get(c) for c in names} for r in rows], schema={c: _polars(spec, c) for c in names})
             self.sink.write(spec.name, frame)
             rows.clear()
+        if self._tokens["request"]:
+            frame = pl.DataFrame(self._tokens, schema=_TOKEN_TYPES)
+            told = (pl.lit(0, dtype=pl.Int64).alias("sequence"), pl.lit(self._vantage).alias("vantage"))
+            self.sink.write("tokens", frame.with_columns(*told))
+            self._tokens = {name: [] for name in _TOKEN_TYPES}
 
     def _uncover(self) -> None:
         """Coverage without arrivals: what is computed from them is not known."""
@@ -247,7 +259,9 @@ def _forward(arrival: int, m: Measured) -> None:
     for (before, t0), (after, t1) in pairwise(known):
         if t1 < t0:
             raise Reject(f"its {after} is before its {before}", f"by {(t0 - t1) / 1e9:.6g} s")
-    if m.times and any(b < a for a, b in pairwise(m.times)):
+    if any(abs(t) > _MOST_NS for _, t in known):
+        raise Reject(_TOO_LARGE)
+    if m.times and m.times != sorted(m.times):
         raise Reject("its chunks' times go backwards")
 
 

@@ -1,7 +1,7 @@
 """A vLLM server's log: `Iteration(…)` lines (`--enable-logging-iteration-details`) into `steps`, summaries into `counters`.
 
 A step's length and composition are exact; its place is known to a second, as the log's stamps are whole seconds: each step is put
-as early as its stamp and the step before it allow.
+as early as its stamp and the step before it allow. So its origin is "reconstructed", lest tokens be held against such places.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Reader:
         self._end[rank] = end
         self._steps.append(
             {"server": _SERVER, "dp_rank": rank, "pp_rank": 0, "step": self._base.get(rank, 0) + index, "start_ns": end - length,
-             "end_ns": end, **columns, "kv_capacity_tokens": self._capacity, "origin": "observed"}
+             "end_ns": end, **columns, "kv_capacity_tokens": self._capacity, "origin": "reconstructed"}
         )  # fmt: skip
         if len(self._steps) >= _FLUSH:
             self._flush()
