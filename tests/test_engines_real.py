@@ -65,8 +65,8 @@ def test_a_real_vllm(tmp_path: Path) -> None:
     out, port = tmp_path / "t.trace", vllm_server.free_port()
     events = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:0"}'
     flags = ("--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--kv-events-config", events, FLAG)
-    env = {"HOPTRACE_CHANNELS": str(tmp_path / "not-looked-at")}
-    options = Options(channels=tmp_path / "none", log=tmp_path / "vllm.log")
+    env = {"HOPTRACE_VLLM": "0"}
+    options = Options(log=tmp_path / "vllm.log")
 
     def load(server: Any, prompts: int) -> None:
         with ThreadPoolExecutor(4) as pool:
