@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from hoptrace.collectors.base import Collector, Finding
@@ -91,9 +91,10 @@ class Target:
         await catalog.describe(replace(self.ctx, server=server, writer=None, links=None))
         # Against what it was before this restart, not at the start: 4 slots, then 2, then 4 again are two changes.
         before = self.known or self.server
-        fields = [n for n in Server.model_fields if n not in _SAME and getattr(server, n) != getattr(before, n)]
+        was, now = _settings(before), _settings(server)
         self.known = server
-        return "; ".join(f"{name}: {getattr(before, name)} -> {getattr(server, name)}" for name in fields)[:500]
+        changed = [n for n in {**was, **now} if was.get(n) != now.get(n)]
+        return "; ".join(f"{name}: {was.get(name)} -> {now.get(name)}" for name in changed)[:500]
 
     async def probe(self, collectors: list[Collector]) -> list[tuple[Collector, Finding]]:
         """What each collector finds. A probe that fails is a finding too."""
@@ -104,6 +105,11 @@ class Target:
             except Exception as e:  # a fault in one source must not keep the others from recording
                 out.append((c, Finding(False, f"looking for it failed ({type(e).__name__}: {e})"[:300])))
         return out
+
+
+def _settings(server: Server) -> dict[str, Any]:
+    """What a server is set to, by name, without what changes with every start."""
+    return {n: getattr(server, n) for n in Server.model_fields if n not in (*_SAME, "config")} | server.config
 
 
 def finder(pid: int | Literal["auto"], url: str) -> Callable[[], Found]:
