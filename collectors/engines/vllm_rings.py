@@ -11,6 +11,8 @@ from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.inside.channel import decoder
 from hoptrace.collectors.inside.ring import Header, Reader, RingError, alive, read_header
 
+_SLICE = 1 << 15
+
 __all__ = ["Open", "Search", "folders", "records_of", "search", "tree"]
 
 
@@ -155,23 +157,20 @@ class Open:
         rank = self.header.about.get("dp_rank", 0)
         return rank if isinstance(rank, int) else 0
 
-    def drain(self) -> list[dict[str, Any]]:
-        """All records since the last call."""
+    def some(self) -> list[dict[str, Any]]:
+        """The next records, a few hundred at most; none if there are none yet."""
         records: list[dict[str, Any]] = []
-        end = self.reader.pending
-        while end > 0 and (frames := self.reader.read()):
-            end -= sum(map(len, frames))
-            for frame in frames:
-                try:
-                    record = self._decode(frame)
-                except Exception:
-                    record = None
-                # "s": one time; "c": a list of four.
-                times = list if isinstance(record, dict) and record.get("k") == "c" else int
-                if isinstance(record, dict) and isinstance(record.get("k"), str) and isinstance(record.get("t"), times):
-                    records.append(record)
-                else:
-                    self.malformed += 1
+        for frame in self.reader.read(_SLICE):
+            try:
+                record = self._decode(frame)
+            except Exception:
+                record = None
+            # "c": four times; every other record: one.
+            times = list if isinstance(record, dict) and record.get("k") == "c" else int
+            if isinstance(record, dict) and isinstance(record.get("k"), str) and isinstance(record.get("t"), times):
+                records.append(record)
+            else:
+                self.malformed += 1
         return records
 
     @property
@@ -184,6 +183,7 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
     """All records that a channel still holds, oldest first: after a crash, say. OSError, RingError."""
     channel = Open(path, from_start=True)
     try:
-        yield from channel.drain()
+        while channel.reader.pending:
+            yield from channel.some()
     finally:
         channel.reader.close()

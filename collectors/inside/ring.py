@@ -196,6 +196,16 @@ class Reader:
         return self._words[_LAST_NS]
 
     @property
+    def head(self) -> int:
+        """Bytes ever written."""
+        return self._words[_HEAD]
+
+    @property
+    def position(self) -> int:
+        """How far of :attr:`head` is read."""
+        return self._at
+
+    @property
     def pending(self) -> int:
         """Bytes that wait to be read."""
         return max(0, self._words[_HEAD] - self._at)
@@ -207,17 +217,18 @@ class Reader:
         if head <= start:
             return []
         size = self.header.data_bytes
-        copy = self._copy(start, min(head - start, max(most_bytes, size // 2)))
+        first = _FRAME.size + _padded(struct.unpack_from("=I", self._view, HEADER_BYTES + start % size)[0])
+        copy = self._copy(start, min(head - start, max(most_bytes, min(first, size // 2))))
         tail = self._words[_TAIL]
         frames: list[bytes] = []
         at = 0 if tail <= start else tail - start
         while at + _FRAME.size <= len(copy) and (at < most_bytes or not frames):
             length, crc, sequence = _FRAME.unpack_from(copy, at)
             end = at + _FRAME.size + _padded(length)
-            if end > len(copy):
+            if end > len(copy) and frames:
                 break
             payload = copy[at + _FRAME.size : at + _FRAME.size + length]
-            if zlib.crc32(payload, sequence & 0xFFFFFFFF) != crc or sequence < (self._next or 0):
+            if end > len(copy) or zlib.crc32(payload, sequence & 0xFFFFFFFF) != crc or sequence < (self._next or 0):
                 # Never seen on x86. Go on at the head: sequence numbers tell how many that cost.
                 self.damaged += 1
                 self._at = head
