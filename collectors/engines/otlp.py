@@ -127,8 +127,10 @@ class OtlpReceiver:
         return None
 
     async def close(self) -> None:
-        await self.http.close()
-        await self.grpc.close()
+        # First what has come: closing waits for exporters that hold a connection open, up to a second.
+        while self._pending:
+            self._next()
+        await asyncio.gather(self.http.close(), self.grpc.close(), return_exceptions=True)
         while self._pending:
             self._next()
         self._calls.end()
