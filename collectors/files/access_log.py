@@ -140,7 +140,7 @@ def _lines(sink: Sink, form: LineFormat, columns: list[str]) -> Iterator[pl.Data
         return frame.filter(lines.str.strip_chars() != ""), block.damaged
 
     with sink.open() as file:
-        for frame, damaged in ahead(blocks(file), parse):
+        for frame, damaged in ahead(blocks(file, path=sink.path), parse):
             if damaged:
                 sink.note(NOT_TEXT)
             if frame.height:

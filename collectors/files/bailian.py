@@ -5,16 +5,19 @@ alibaba-edu/qwen-bailian-usagetraces-anon."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.checked import Batch, Requests
-from hoptrace.collectors.files.idtable import ChatIds
 from hoptrace.collectors.files.json_rows import json_frames, keys_of
 from hoptrace.collectors.files.prefix import Prefixes
 from hoptrace.collectors.files.values import duration_ns, is_missing, whole
+
+if TYPE_CHECKING:
+    from hoptrace.collectors.files.idtable import ChatIds
 
 __all__ = ["BLOCK_TOKENS", "IMPORTER", "Bailian"]
 
@@ -41,6 +44,8 @@ class Bailian(Importer):
         sink.epoch = "relative"
         sink.note("Times are seconds since the log's own start. When a turn ended is not in it, so think_ns is unknown.")
         sink.note("Not used: type, turn.")
+        from hoptrace.collectors.files.idtable import ChatIds
+
         requests, prefixes, chats = Requests(sink), Prefixes(sink, BLOCK_TOKENS), ChatIds()
         last = 0
         for frame in json_frames(sink, _TEXTS, ("hash_ids",)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from hoptrace.collectors.files.raw import encoding_of
@@ -31,10 +32,11 @@ class Block:
     damaged: bool = False
 
 
-def blocks(file: BinaryIO, *, quoted: bool = False) -> Iterator[Block]:
+def blocks(file: BinaryIO, *, quoted: bool = False, path: Path | None = None) -> Iterator[Block]:
     """The file's text in pieces that end with a record; the last may lack its line end. A byte order mark is left out.
 
     ``quoted``: line ends inside double quotes end no record (CSV). Bytes that are no text of the encoding become U+FFFD.
+    ``path`` is for messages.
 
     Raises:
         InputError: a line is longer than 32 MiB.
@@ -55,7 +57,7 @@ def blocks(file: BinaryIO, *, quoted: bool = False) -> Iterator[Block]:
             end = data.rfind(b"\n") + 1
             if not end:
                 raise InputError(
-                    f"Line {line:,} of {getattr(file, 'name', 'the file')} is longer than {_MOST_BYTES >> 20} MiB.",
+                    f"Line {line:,} of {path or 'the file'} is longer than {_MOST_BYTES >> 20} MiB.",
                     hint="A file of this kind has a record a line.",
                 )
         if end:

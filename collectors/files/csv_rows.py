@@ -87,7 +87,7 @@ class CsvFile:
         """The file's records, the columns ``names`` (all if none is given) as text, with ROW and BAD. Empty fields are null."""
         keep = [*(names or self.names), ROW, BAD]
         with self._sink.open() as file:
-            for frame, damaged in ahead(self._bodies(blocks(file, quoted=True)), self._frame):
+            for frame, damaged in ahead(self._bodies(blocks(file, quoted=True, path=self._sink.path)), self._frame):
                 if damaged:
                     self._sink.note(NOT_TEXT)
                 if frame.height:

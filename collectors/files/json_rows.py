@@ -37,7 +37,7 @@ def json_frames(sink: Sink, names: Sequence[str], lists: Sequence[str] = ()) -> 
     for ``lists``, and ROW and BAD. What a line lacks, and NaN, is null; numbers are text as JSON has them."""
     reader = _Reader(names, lists)
     with sink.open() as file:
-        for frame, damaged in ahead(blocks(file), reader.frame):
+        for frame, damaged in ahead(blocks(file, path=sink.path), reader.frame):
             if damaged:
                 sink.note(NOT_TEXT)
             if frame.height:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import polars as pl
 
 from hoptrace.collectors.files.base import Sink
 from hoptrace.collectors.files.checked import Batch
-from hoptrace.collectors.files.idtable import BlockIds
+
+if TYPE_CHECKING:
+    from hoptrace.collectors.files.idtable import BlockIds
 
 __all__ = ["Prefixes"]
 
@@ -27,7 +31,7 @@ class Prefixes:
         self._sink = sink
         self._default = default
         self._size = sink.options.block_tokens
-        self._seen = BlockIds()
+        self._ids: BlockIds | None = None
         self._space = f"{sink.kind}:{sink.sha256[:16]}"
 
     def check(self, batch: Batch, hashes: pl.Series, prompt: pl.Series) -> pl.Series:
@@ -51,11 +55,16 @@ class Prefixes:
         flat = mine.explode(empty_as_null=False).to_numpy()
         starts = np.concatenate([[0], np.cumsum(mine.list.len().to_numpy())]).astype(np.int64)
         rows = batch.rows.filter(usable).to_numpy()
-        found = self._seen.scan(
+        if self._ids is None:
+            # Compiled code is loaded only for files that have hashes.
+            from hoptrace.collectors.files.idtable import BlockIds
+
+            self._ids = BlockIds()
+        found = self._ids.scan(
             np.ascontiguousarray(flat, dtype=np.int64), starts, prompt.filter(usable).to_numpy(), rows, size
         )  # fmt: skip
         self._sink.tally(_MOVED, int(found.moved.sum()))
-        if self._seen.full:
+        if self._ids.full:
             self._sink.note(_FULL)
         if found.conflicts:
             at = np.flatnonzero(usable.to_numpy())

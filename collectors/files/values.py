@@ -77,6 +77,8 @@ def _decimal_ns(text: pl.Series, per: int) -> pl.Series:
 
 
 def _read(text: pl.Series, value: pl.Series) -> Read:
+    if value.null_count() == text.null_count():
+        return Read(value)
     bad = value.is_null() & ~is_missing(text)
     return Read(value, bad if bad.any() else None)
 
