@@ -344,3 +344,20 @@ def test_what_a_preemption_costs_is_repeated_work(tmp_path: Path) -> None:
     again = parts.filter(pl.col("recompute_ns") > 0)["request"].to_list()
     assert sorted(again) == sorted(stays["request"].to_list())
     assert parts["unexplained_ns"].sum() == 0
+
+
+def test_a_decode_servers_transfers_are_what_vllm_counted(tmp_path: Path) -> None:
+    """The decode side of a pair over NIXL: bytes, descriptors and times equal vLLM's own totals, each transfer its request's."""
+    import json
+
+    totals = json.loads((rings.DATA / "decode.json").read_text())
+    trace = replayed(tmp_path, "decode_api", "decode_engine")
+    moves, waits = trace.table("moves").sort("start_ns").collect(), trace.table("waits").collect()
+    assert (moves.height, moves["bytes"].sum(), moves["transfers"].sum()) == (6, totals["bytes"], totals["descriptors"])
+    for rows in (moves, waits):
+        assert (rows["end_ns"] - rows["start_ns"]).sum() == round(totals["seconds"] * 1e9)
+    assert moves["mechanism"].to_list() == ["message"] * 6, "UCX_TLS was tcp,self"
+    stages = trace.table("stages").sort("scheduled_ns").collect()
+    assert moves["request"].to_list() == stages["request"].to_list()
+    assert stages["cached_peer_tokens"].to_list() == stages["cached_tokens"].to_list() == totals["prompts"]
+    assert stages["role"].to_list() == ["decode"] * 6 and stages["recomputed_tokens"].to_list() == [1] * 6

