@@ -37,6 +37,7 @@ _ASK = re.compile(rb"POST ([!-~]+) HTTP/1\.[01]\r?\n")
 _EVERY_NS = 100_000_000
 _PACKETS = 4096
 _KEPT_ASKS = 65_536
+_ROWS = 4096
 _REFUSED = {FRAGMENT: "IP fragments", BROKEN: "with a broken header", LINK: "of a link layer that is not known"}
 
 
@@ -190,11 +191,16 @@ class _Rows:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._kept: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in ("requests", "stages")}
+        self._waiting: dict[str, list[dict[str, Any]]] = {}
 
     def append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         kept = self._kept.get(name)
         if kept is None:
-            self._sink.write(name, _frame(name, [dict(row) for row in rows]))
+            waiting = self._waiting.setdefault(name, [])
+            waiting += (dict(row) for row in rows)
+            if len(waiting) >= _ROWS:
+                self._sink.write(name, _frame(name, waiting))
+                waiting.clear()
             return
         for row in rows:
             key = tuple(row.get(column) for column in TABLES[name].key)
@@ -209,8 +215,8 @@ class _Rows:
         self._sink.tally("{n} × " + reason + ".", rows)
 
     def write(self) -> None:
-        for name, kept in self._kept.items():
-            self._sink.write(name, _frame(name, list(kept.values())))
+        for name, rows in (*self._waiting.items(), *((name, list(kept.values())) for name, kept in self._kept.items())):
+            self._sink.write(name, _frame(name, rows))
 
 
 def _frame(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:

@@ -10,11 +10,11 @@ Packet = tuple[int, bytes]
 
 def pcap(packets: list[Packet], *, link: int = 1, order: str = "<", nanoseconds: bool = True, snap: int = 1 << 18) -> bytes:
     scale = 1 if nanoseconds else 1000
-    out = struct.pack(order + "IHHiIII", 0xA1B23C4D if nanoseconds else 0xA1B2C3D4, 2, 4, 0, 0, snap, link)
+    out = [struct.pack(order + "IHHiIII", 0xA1B23C4D if nanoseconds else 0xA1B2C3D4, 2, 4, 0, 0, snap, link)]
     for ns, data in packets:
         cut = data[:snap]
-        out += struct.pack(order + "IIII", ns // 10**9, ns % 10**9 // scale, len(cut), len(data)) + cut
-    return out
+        out += [struct.pack(order + "IIII", ns // 10**9, ns % 10**9 // scale, len(cut), len(data)), cut]
+    return b"".join(out)
 
 
 def block(order: str, kind: int, body: bytes) -> bytes:
