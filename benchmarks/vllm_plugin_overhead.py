@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -35,14 +36,15 @@ from hoptrace.collectors.inside.vllm_record import record_of
 from hoptrace.collectors.inside.vllm_steps import StepRecorder
 
 
-def median_us(call: Any, repeats: int) -> float:
-    """Median time of a call."""
+def show(name: str, call: Any, repeats: int) -> None:
+    """Median and mean time of a call."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - start)
-    return statistics.median(times) / 1000
+    print(f"{name}, median: {statistics.median(times) / 1000:.1f} us")
+    print(f"{name}, mean: {statistics.fmean(times) / 1000:.1f} us")
 
 
 def calls(repeats: int) -> None:
@@ -63,9 +65,9 @@ def calls(repeats: int) -> None:
         assert made is not None
         channel.send(made, time.monotonic_ns())
 
-    print(f"stat logger in the API server, per step: {median_us(record, repeats):.1f} us")
+    show("stat logger in the API server, per step", record, repeats)
     for batch in (8, 64, 256):
-        print(f"scheduler in the engine, per step of {batch} requests: {median_us(_step_of(batch), repeats):.1f} us")
+        show(f"scheduler in the engine, per step of {batch} requests", _step_of(batch), repeats)
 
 
 def _step_of(batch: int) -> Any:
@@ -118,25 +120,31 @@ def paired(streams: int, block: int, rounds: int) -> None:
         channels = list((folder / "channels").glob("*.ring"))
         assert len(channels) == 2, channels
         server.complete([3] * 32, 300)
-        steps: list[tuple[bool, float]] = []
+        steps: list[tuple[bool, float, float]] = []
         for r in range(rounds):
             steps += _round(server.port, channels, streams, block, r)
     finally:
         server.kill()
     pairs = [(a, b) if not a[0] else (b, a) for a, b in zip(steps[::2], steps[1::2], strict=False) if a[0] != b[0]]
-    differences = [on[1] - off[1] for off, on in pairs]
-    mean = statistics.fmean(differences)
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    off = statistics.fmean(p[0][1] for p in pairs)
     print(f"pairs of blocks of {block} steps: {len(pairs)} pairs")
-    print(f"step without the plug-in, {streams} streams: {off / 1e6:.3f} ms")
-    print(f"step with the plug-in, added: {mean / 1000:.1f} us")
-    print(f"step with the plug-in, added, 95 % interval, half: {1.96 * error / 1000:.1f} us")
-    print(f"share of the step time: {100 * mean / off:.2f} %")
-    print(f"share of the step time, upper end of the interval: {100 * (mean + 1.96 * error) / off:.2f} %")
+    for what, middle in (("mean", 1), ("median", 2)):
+        differences = [on[middle] - off[middle] for off, on in pairs]
+        base = statistics.fmean(p[0][middle] for p in pairs)
+        low, added, high = _interval(differences)
+        print(f"{what} step without the plug-in, {streams} streams: {base / 1e6:.3f} ms")
+        for name, value in (("", added), (", low end of 95 %", low), (", high end of 95 %", high)):
+            print(f"{what} step, added by the plug-in{name}: {value / 1000:.1f} us")
+            print(f"{what} step, share added{name}: {100 * value / base:.2f} %")
 
 
-def _round(port: int, channels: list[Path], streams: int, block: int, number: int) -> list[tuple[bool, float]]:
+def _interval(values: list[float], repeats: int = 2000) -> tuple[float, float, float]:
+    """Median and its bootstrap interval: a pair that the machine spoiled does not move it."""
+    chance = random.Random(1)
+    found = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(repeats))
+    return found[repeats // 40], statistics.median(values), found[-repeats // 40]
+
+
+def _round(port: int, channels: list[Path], streams: int, block: int, number: int) -> list[tuple[bool, float, float]]:
     tokens = 1500
     times: list[int] = []
     on = {0: True}
@@ -161,7 +169,7 @@ def _round(port: int, channels: list[Path], streams: int, block: int, number: in
     for k in range(2, len(times) // block):
         # The first steps after a switch may still be of the other kind.
         gaps = [b - a for a, b in pairwise(times[k * block + 4 : (k + 1) * block])]
-        made.append((on[k], statistics.fmean(gaps)))
+        made.append((on[k], statistics.fmean(gaps), statistics.median(gaps)))
     return made if len(made) % 2 == 0 else made[:-1]
 
 
