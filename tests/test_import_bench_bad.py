@@ -70,6 +70,12 @@ def at(name: str, value: object, i: int = 4) -> Callable[[dict[str, Any]], None]
         (at("input_lens", 3.5), "input_len is not a whole number"),
         (at("output_lens", -2), "output_len is negative"),
         (at("output_lens", True), "output_len is not a number"),
+        (at("output_lens", 10**30), "output_len is not a whole number"),
+        (at("ttfts", 10**400), "ttft is not finite"),
+        (at("itls", [0.1, 10**400]), "a number of it is too large"),
+        (at("itls", [0.1, 1e300]), "a time of it is too large"),
+        (at("latencies", 1e200), "a time of it is too large"),
+        (at("ttfts", "\ud800"), "ttft is not a number"),
     ],
 )
 def test_one_bad_request_is_rejected_with_its_row(tmp_path: Path, change: Callable[[Any], None], reason: str) -> None:
@@ -225,6 +231,27 @@ def test_every_record_rejected_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, told)
     with pytest.raises(InputError, match="has neither requests nor figures"):
         run(tmp_path, {"metadata": {"guidellm_version": "1"}, "benchmarks": []}, "g.json")
+
+
+def test_steps_that_gave_no_token_are_no_emissions(tmp_path: Path) -> None:
+    lines = [
+        {"meta": {"model": "m"}},
+        {
+            "prompt_tokens": 5,
+            "output_tokens": 4,
+            "ttft_ms": 10.0,
+            "itl_ms": [1.0, 2.0, 4.0],
+            "itl_tokens": [2, 0, 1],
+            "arrival_ms": 1.0,
+        },
+        {"prompt_tokens": 5, "output_tokens": 2, "ttft_ms": 10.0, "itl_ms": [1.0], "itl_tokens": [1, 1], "arrival_ms": 2.0},
+        {"prompt_tokens": 5, "output_tokens": 2, "ttft_ms": 10.0, "itl_ms": [1.0]},
+    ]
+    done, rejects = run(tmp_path, "\n".join(map(json.dumps, lines)), "v.jsonl")
+    assert done.written == 1
+    assert rejects == [(3, "itl_tokens and itl_ms are not two lists of one length"), (4, "it has no start time")]
+    tokens = hoptrace.open(tmp_path / "v.jsonl.trace").table("tokens").sort("index").collect()
+    assert tokens.select("index", "count", "time_ns").rows() == [(0, 1, 11_000_000), (1, 2, 12_000_000), (3, 1, 18_000_000)]
 
 
 def genai(requests: list[dict[str, Any]]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _seconds(metrics: dict[str, Any], name: str) -> float | None:
 
 def _scale(told: dict[str, Any], name: str) -> float:
     unit = told.get("unit")
-    if unit not in _SECONDS:
+    if not isinstance(unit, str) or unit not in _SECONDS:
         raise Reject(f"{name} has a unit that is no time", unit)
     return _SECONDS[unit]
 

@@ -37,6 +37,8 @@ _FLUSH_TOKENS = 400_000
 _LARGEST = 1 << 53
 _MOST_NS = 1 << 62
 _MOST_S = 4e9
+# JSON's integers have no end; NaN is within no bounds.
+_FINITE = 1e308
 _TOO_LARGE = "a time of it is too large"
 
 
@@ -46,7 +48,7 @@ class Reject(Exception):
     def __init__(self, reason: str, value: object = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.value = value
+        self.value = None if value is None else _clean(str(value)[:80])
 
 
 def number(value: object, name: str, *, least: float | None = 0.0) -> float | None:
@@ -55,8 +57,8 @@ def number(value: object, name: str, *, least: float | None = 0.0) -> float | No
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Reject(f"{name} is not a number", value)
-    if not math.isfinite(value):
-        raise Reject(f"{name} is not finite", value)
+    if not -_FINITE <= value <= _FINITE:
+        raise Reject(f"{name} is not finite", str(value)[:40])
     if least is not None and value < least:
         raise Reject(f"{name} is negative" if least == 0 else f"{name} is less than {least:g}", value)
     return value
@@ -74,7 +76,14 @@ def tokens_of(value: object, name: str) -> int | None:
 
 def text(value: object) -> str | None:
     """A word of the file, or null."""
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        return None
+    return _clean(str(value)[:256])
+
+
+def _clean(value: str) -> str:
+    """Half a surrogate pair, which JSON may hold, is no text."""
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def ns(seconds: float) -> int:
@@ -170,6 +179,8 @@ class Rows:
             if self.anchored and "arrival_ns" not in m.more:
                 raise Reject("it has no start time")
             arrival = m.more.get("arrival_ns", 0)
+        if m.times and m.counts and not all(m.counts):
+            _without_empty(m)
         if m.times:
             m.first_ns, m.last_ns = m.times[0], m.times[-1]
         if m.finish_ns is None and m.error is None:
@@ -184,11 +195,17 @@ class Rows:
             "output_tokens": m.output_tokens, "max_tokens": m.max_tokens, "finish_reason": m.finish_reason, "error": m.error,
             "arrival_of": _arrival_of(arrival, m), **m.more,
         }  # fmt: skip
+        stay = None
+        if m.stay is not None or m.cached_tokens is not None:
+            where = {"request": self.next, "sequence": 0, "attempt": 0, "stage": 0, "server": self._server}
+            stay = {**where, "cached_tokens": m.cached_tokens, **(m.stay or {})}
+        numbers = (*row.values(), *(stay or {}).values(), sum(m.counts or ()))
+        if any(type(v) is int and abs(v) > _MOST_NS for v in numbers):
+            raise Reject(_TOO_LARGE)
         self._tables["requests"].append(row)
         self._emit(m)
-        if m.stay is not None or m.cached_tokens is not None:
-            stay = {"request": self.next, "sequence": 0, "attempt": 0, "stage": 0, "server": self._server}
-            self._tables["stages"].append({**stay, "cached_tokens": m.cached_tokens, **(m.stay or {})})
+        if stay is not None:
+            self._tables["stages"].append(stay)
         ends = [t for t in (arrival, m.last_ns, m.finish_ns, self.last_ns) if t is not None]
         self.last_ns = max(ends)
         self.next += 1
@@ -204,6 +221,8 @@ class Rows:
             self.sink.reject(where, e.reason, e.value)
         except Malformed:
             self.sink.reject(where, "it is not JSON")
+        except OverflowError:
+            self.sink.reject(where, "a number of it is too large")
 
     def close(self) -> None:
         """Write what is left, and say what was assumed. Call it before anything else is written about coverage."""
@@ -253,14 +272,21 @@ class Rows:
         self.sink.write("coverage", pl.DataFrame(rows))
 
 
+def _without_empty(m: Measured) -> None:
+    """Leave out chunks (steps) that gave no token: the time until the next is one gap."""
+    assert m.times is not None and m.counts is not None
+    kept = [i for i, n in enumerate(m.counts) if n]
+    m.times, m.counts = [m.times[i] for i in kept], [m.counts[i] for i in kept]
+    if m.coalesced:
+        m.coalesced = [m.coalesced[i] for i in kept]
+
+
 def _forward(arrival: int, m: Measured) -> None:
     steps = (("arrival", arrival), ("first token", m.first_ns), ("last token", m.last_ns), ("end", m.finish_ns))
     known = [(name, t) for name, t in steps if t is not None]
     for (before, t0), (after, t1) in pairwise(known):
         if t1 < t0:
             raise Reject(f"its {after} is before its {before}", f"by {(t0 - t1) / 1e9:.6g} s")
-    if any(abs(t) > _MOST_NS for _, t in known):
-        raise Reject(_TOO_LARGE)
     if m.times and m.times != sorted(m.times):
         raise Reject("its chunks' times go backwards")
 

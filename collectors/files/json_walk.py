@@ -136,7 +136,7 @@ def one_line(text: object, most: int = 200) -> str | None:
     """An error's text as one short sentence: the last line of a traceback; null if there is none."""
     if not isinstance(text, str) or not text.strip():
         return None
-    line = text.strip().splitlines()[-1].strip()
+    line = text.strip().splitlines()[-1].strip().encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return line[: most - 1] + "…" if len(line) > most else line
 
 
