@@ -12,7 +12,7 @@ import polars as pl
 
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.checked import Batch, Requests
-from hoptrace.collectors.files.json_rows import json_frames, keys_of
+from hoptrace.collectors.files.json_rows import json_frames, keys_of, note_unused
 from hoptrace.collectors.files.prefix import Prefixes
 from hoptrace.collectors.files.values import duration_ns, is_missing, whole
 
@@ -43,7 +43,7 @@ class Bailian(Importer):
         """One request a line; a conversation is a session, named by its first chat."""
         sink.epoch = "relative"
         sink.note("Times are seconds since the log's own start. When a turn ended is not in it, so think_ns is unknown.")
-        sink.note("Not used: type, turn.")
+        note_unused(sink, (*_TEXTS, "hash_ids"))
         from hoptrace.collectors.files.idtable import ChatIds
 
         requests, prefixes, chats = Requests(sink), Prefixes(sink, BLOCK_TOKENS), ChatIds()

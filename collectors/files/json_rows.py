@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import polars as pl
@@ -12,8 +12,9 @@ import polars as pl
 from hoptrace.collectors.files.ahead import ahead
 from hoptrace.collectors.files.base import Sink
 from hoptrace.collectors.files.blocks import BAD, NOT_TEXT, ROW, Block, blocks
+from hoptrace.collectors.files.raw import head
 
-__all__ = ["json_frames", "keys_of"]
+__all__ = ["json_frames", "keys_of", "note_unused"]
 
 _SMALL = 1 << 15
 _WHOLE = pl.List(pl.Int64)
@@ -30,6 +31,13 @@ def keys_of(head: bytes) -> dict[str, Any] | None:
                 return None
             return found if isinstance(found, dict) else None
     return None
+
+
+def note_unused(sink: Sink, used: Collection[str]) -> None:
+    """Tell which keys of the file's first record nobody reads."""
+    if names := [k for k in keys_of(head(sink.path)) or {} if k not in used]:
+        shown = ", ".join(names[:20])
+        sink.note(f"Keys that were not used: {shown}{' …' if len(names) > 20 else ''}.")
 
 
 def json_frames(sink: Sink, names: Sequence[str], lists: Sequence[str] = ()) -> Iterator[pl.DataFrame]:

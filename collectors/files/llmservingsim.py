@@ -8,7 +8,7 @@ import polars as pl
 
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.checked import Batch, Requests
-from hoptrace.collectors.files.json_rows import json_frames, keys_of
+from hoptrace.collectors.files.json_rows import json_frames, keys_of, note_unused
 from hoptrace.collectors.files.values import duration_ns, is_missing
 
 __all__ = ["IMPORTER", "LLMServingSim"]
@@ -29,6 +29,7 @@ class LLMServingSim(Importer):
         """One request a line."""
         sink.epoch = "relative"
         sink.note("arrival_time_ns counts from the workload's own start.")
+        note_unused(sink, _TEXTS)
         requests = Requests(sink)
         for frame in json_frames(sink, _TEXTS):
             batch = Batch(frame)

@@ -13,7 +13,7 @@ import polars as pl
 
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.checked import Batch, Requests
-from hoptrace.collectors.files.json_rows import json_frames, keys_of
+from hoptrace.collectors.files.json_rows import json_frames, keys_of, note_unused
 from hoptrace.collectors.files.prefix import Prefixes
 from hoptrace.collectors.files.turns import Turns
 from hoptrace.collectors.files.values import duration_ns, is_missing
@@ -52,6 +52,7 @@ class Mooncake(Importer):
         """One request a line; what cannot be used is rejected with its line."""
         sink.epoch = "relative"
         sink.note("Times are ms since the log's own start.")
+        note_unused(sink, _USED)
         requests, prefixes, turns = Requests(sink), Prefixes(sink, BLOCK_TOKENS), Turns()
         last = 0
         for frame in json_frames(sink, _TEXTS, ("hash_ids",)):
