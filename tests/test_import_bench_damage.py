@@ -20,7 +20,8 @@ KINDS = {
     "aiperf_qwen.jsonl": "aiperf", "guidellm.json": "guidellm", "guidellm_no_requests.json": "guidellm",
     "inference_perf_kubecon_stage_0.json": "inference-perf", "inference_perf_requests.json": "inference-perf",
     "inference_perf_stage_0.json": "inference-perf", "llamacpp.jsonl": "llamacpp-log", "llamacpp.log": "llamacpp-log",
-    "llmperf_anyscale_70b.json": "llmperf", "llmperf_bedrock_13b.json": "llmperf", "llmservingsim/requests.jsonl": "llmservingsim-run",
+    "llmperf_anyscale_70b.json": "llmperf", "llmperf_bedrock_13b.json": "llmperf",
+    "llmservingsim/requests.jsonl": "llmservingsim-run",
     "sglang.jsonl": "sglang-bench", "vcr_edge_cases.jsonl": "vllm-vcr", "vcr_simple.jsonl": "vllm-vcr",
     "vcr_spec_decode.jsonl": "vllm-vcr", "vllm_detailed.json": "vllm-bench", "vllm_llamacpp.json": "vllm-bench",
     "vllm_server.log": "vllm-log", "vllm_summary.json": "vllm-bench",
@@ -66,3 +67,10 @@ def test_no_damage_ends_in_anything_but_a_sentence(tmp_path: Path, name: str) ->
             continue
         assert done.read == done.written + done.rejected
         assert not [f for f in validate(hoptrace.open(tmp_path / f"{i}.trace")) if f.level == "error"]
+
+
+def test_every_kind_is_in_the_documentation() -> None:
+    page = Path(__file__).parents[1] / "docs" / "benchmarks-import.md"
+    table = re.findall(r"^\| `([a-z-]+)` \| ", page.read_text(), re.M)
+    assert {*KINDS.values(), "genai-perf", "sglang-export"} <= set(table)
+    assert set(table) - {"aiperf"} <= {*KINDS.values(), "genai-perf", "sglang-export"}
