@@ -34,6 +34,7 @@ __all__ = ["Chunk", "Emission", "Progress", "StreamDecoder", "Timings", "Usage",
 
 _KEPT_REASONING_CHARS = 1 << 20
 _NOTHING = (None, None)
+_MISSES = 16
 
 
 class _Sequence:
@@ -79,12 +80,13 @@ class StreamDecoder:
     def __init__(self) -> None:
         self._sequences: dict[int, _Sequence] = {}
         self._running = Running()
+        self._misses = 0
 
     def event(self, event: ServerSentEvent) -> Chunk:
         """Decode one server-sent event; never raises for what a server sends."""
         if event.data == DONE:
             return Chunk(done=True)
-        plain = read_plain(event.data) if event.event != "error" else None
+        plain = self.plain(event)
         if plain is not None:
             return self._plain(*plain)
         try:
@@ -97,6 +99,19 @@ class StreamDecoder:
         if not isinstance(data, dict):
             return Chunk(malformed=True)
         return self.object(data)
+
+    def plain(self, event: ServerSentEvent) -> tuple[str | None, str | None, int, int, str | None] | None:
+        """The usual chunk without the making of one: see :func:`hoptrace.stream_fast.read_plain`. Null: ask :meth:`event`."""
+        if event.event == "error" or self._misses > _MISSES:
+            return None
+        plain = read_plain(event.data)
+        if plain is None:
+            self._misses += 1  # a stream with totals in each chunk is never plain: trying costs, too
+        else:
+            self._misses = 0
+            if plain[2] not in self._sequences:
+                self._sequences[plain[2]] = _Sequence()
+        return plain
 
     def object(self, data: Mapping[str, Any]) -> Chunk:
         """Decode one chunk, or a whole non-streaming answer, that is already parsed."""
@@ -127,8 +142,6 @@ class StreamDecoder:
 
     def _plain(self, told_id: str | None, model: str | None, index: int, what: int, reason: str | None) -> Chunk:
         """A chunk of one choice with nothing in it but text: nearly all are."""
-        if index not in self._sequences:
-            self._sequences[index] = _Sequence()
         if what != ABSENT:
             emission = Emission(index, None, bool(what & VISIBLE), bool(what & REASONING), reason)
         elif reason:

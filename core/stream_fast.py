@@ -6,82 +6,69 @@ to the general reader, which a test holds to say the same.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import Raw
 
 __all__ = ["ABSENT", "REASONING", "VISIBLE", "read_plain"]
 
 ABSENT, VISIBLE, REASONING = 0, 1, 2
-_NONE = Raw()
-_EMPTY = (b"", b"null")
-_RARE_NONE = (_NONE,) * 8
+_Word = Annotated[str, msgspec.Meta(max_length=256)]
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
+# A field of type None is one that must be null or absent: anything else in it fails the decoding, and the general reader has it.
 class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: Raw = _NONE
-    function_call: Raw = _NONE
-    reasoning_details: Raw = _NONE
-    thinking_blocks: Raw = _NONE
+    tool_calls: list[None] | None = None
+    function_call: None = None
+    reasoning_details: None = None
+    thinking_blocks: None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
-    index: int | None = None
+    index: _Index | None = None
     text: str | None = None
     delta: _Delta | None = None
-    message: Raw = _NONE
-    finish_reason: str | None = None
-    token_ids: Raw = _NONE
-    logprobs: Raw = _NONE
+    message: None = None
+    finish_reason: _Word | None = None
+    token_ids: None = None
+    logprobs: None = None
 
 
 class _Chunk(msgspec.Struct, gc=False):
     choices: tuple[_Choice]
-    id: str | None = None
-    model: str | None = None
-    request_id: Raw = _NONE
-    usage: Raw = _NONE
-    timings: Raw = _NONE
-    metrics: Raw = _NONE
-    error: Raw = _NONE
-    prompt_progress: Raw = _NONE
+    id: _Word | None = None
+    model: _Word | None = None
+    request_id: None = None
+    usage: None = None
+    timings: None = None
+    metrics: None = None
+    error: None = None
+    prompt_progress: None = None
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+_FAILURES = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def read_plain(data: str) -> tuple[str | None, str | None, int, int, str | None] | None:
     """(id, model, index, which of VISIBLE and REASONING, finish reason); null if the chunk is not of the plain kind."""
     try:
         chunk = _decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except _FAILURES:
         return None
     choice = chunk.choices[0]
-    # Identity first: it costs next to nothing, and these fields are hardly ever there.
-    rare = (
-        chunk.usage, chunk.timings, chunk.error, chunk.metrics, chunk.prompt_progress, choice.logprobs, choice.token_ids,
-        choice.message,
-    )  # fmt: skip
-    if rare != _RARE_NONE and any(bytes(v) not in _EMPTY for v in rare):
-        return None
-    index = choice.index or 0
-    told_id, model, reason = chunk.id or None, chunk.model or None, choice.finish_reason or None
-    if index < 0 or (told_id is None and chunk.request_id is not _NONE) or (reason is None and choice.finish_reason is not None):
-        return None
-    for text in (told_id, model, reason):
-        if text is not None and len(text) > 256:
-            return None
     delta = choice.delta
     if delta is None:
-        return told_id, model, index, VISIBLE if choice.text else ABSENT, reason
-    if delta.reasoning_details is not _NONE or delta.thinking_blocks is not _NONE or delta.function_call is not _NONE:
+        what = VISIBLE if choice.text else ABSENT
+    elif delta.tool_calls:
         return None
-    if delta.tool_calls is not _NONE and bytes(delta.tool_calls) not in (b"null", b"[]"):
-        return None
-    what = VISIBLE if delta.content or delta.refusal else ABSENT
-    if delta.reasoning or delta.reasoning_content:
-        what |= REASONING
-    return told_id, model, index, what, reason
+    else:
+        what = VISIBLE if delta.content or delta.refusal else ABSENT
+        if delta.reasoning or delta.reasoning_content:
+            what |= REASONING
+    return chunk.id or None, chunk.model or None, choice.index or 0, what, choice.finish_reason or None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hoptrace.collectors.engines.encoding import Decoding, Garbled, decoding
 from hoptrace.openai_stream import Chunk, StreamDecoder, Timings, Usage, error_kind
 from hoptrace.sse import ServerSentEvent, SSEParser
+from hoptrace.stream_fast import ABSENT, VISIBLE
 
 __all__ = ["BODY_LIMIT_BYTES", "Answer", "Sequence"]
 
@@ -57,6 +58,7 @@ class Answer:
         self._body: bytearray | None = None
         self._decoding: Decoding | None = None
         self._done = False
+        self._here: set[int] = set()
         self._began_ns: int | None = None
         self._cached: int | None = None
         self._prompt: int | None = None
@@ -98,6 +100,8 @@ class Answer:
         self.last_read_ns = now_ns
         if self.first_read_ns is None:
             self.first_read_ns = now_ns
+        if self._here:
+            self._here.clear()  # sequences that this read has brought a token of
         if self._decoding is None:
             return self._plain(data, now_ns, late)
         tokens = 0
@@ -145,6 +149,8 @@ class Answer:
         """The answer was read to its end. Gives the number of tokens in what was still open."""
         tokens = 0
         if self._parser is not None:
+            if now_ns != self.last_read_ns:
+                self._here.clear()
             tokens = self._events(self._parser.close(), now_ns, False)
             if self._parser.overflows:
                 self._drop("stream event too large to read", self._parser.overflows)
@@ -177,27 +183,50 @@ class Answer:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _events(self, events: list[ServerSentEvent], now_ns: int, late: bool) -> int:
-        here: set[int] = set()
+        here = self._here
         tokens = 0
         for event in events:
-            chunk = self._decoder.event(event)
-            self._note(chunk, now_ns)
-            for e in chunk.emissions:
-                sequence = self.sequences.get(e.sequence)
-                if sequence is None:
-                    sequence = self.sequences[e.sequence] = Sequence()
-                if e.finish_reason is not None:
-                    sequence.finish_reason, sequence.ended_ns = e.finish_reason, now_ns
-                if e.count == 0:
-                    continue
-                sequence.assumed |= e.count is None
-                count = e.count or 1
-                tokens += count
-                self._token(e.sequence, sequence, now_ns, count, late or e.sequence in here)
-                here.add(e.sequence)
-                if e.visible and self.first_visible_ns is None:
-                    self.first_visible_ns = now_ns
+            plain = self._decoder.plain(event)
+            if plain is None:
+                chunk = self._decoder.event(event)
+                self._note(chunk, now_ns)
+                for e in chunk.emissions:
+                    tokens += self._emission(e.sequence, e.count, e.visible, e.finish_reason, now_ns, late)
+                continue
+            # Nearly every chunk of nearly every stream: one token's text and no more.
+            told_id, model, index, what, reason = plain
+            if self.id is None and told_id is not None:
+                self.id = told_id
+                self._named(told_id)
+            if self.model is None:
+                self.model = model
+            if what != ABSENT and reason is None and self.first_visible_ns is not None and index in self.sequences:
+                sequence = self.sequences[index]
+                sequence.assumed = True
+                self._emit(index, sequence.index, now_ns, 1, late or index in here)
+                sequence.index += 1
+                self.last_token_ns = now_ns
+                here.add(index)
+                tokens += 1
+            elif what != ABSENT or reason is not None:
+                tokens += self._emission(index, None if what else 0, bool(what & VISIBLE), reason, now_ns, late)
         return tokens
+
+    def _emission(self, number: int, count: int | None, visible: bool, reason: str | None, now_ns: int, late: bool) -> int:
+        sequence = self.sequences.get(number)
+        if sequence is None:
+            sequence = self.sequences[number] = Sequence()
+        if reason is not None:
+            sequence.finish_reason, sequence.ended_ns = reason, now_ns
+        if count == 0:
+            return 0
+        sequence.assumed |= count is None
+        count = count or 1
+        self._token(number, sequence, now_ns, count, late or number in self._here)
+        self._here.add(number)
+        if visible and self.first_visible_ns is None:
+            self.first_visible_ns = now_ns
+        return count
 
     def _token(self, number: int, sequence: Sequence, now_ns: int, count: int, coalesced: bool) -> None:
         self._emit(number, sequence.index, now_ns, count, coalesced)

@@ -36,6 +36,7 @@ class Conversation:
         self.prefix = prefix
         self.turns: deque[Turn] = deque()
         self.asking: Turn | None = None
+        self.heads_due = 0
         self.now_ns = self.sent_ns = 0
         self.reads = 0
         self._client_gone_ns: int | None = None
@@ -142,7 +143,7 @@ class Conversation:
 
     def _pieces(self, data: bytes) -> list[bytes]:
         """Line by line if an answer to HEAD is due: only at its head's end can the parser be told that no body follows."""
-        if any(turn.method == "HEAD" for turn in self.turns):
+        if self.heads_due:
             return re.findall(rb"[^\n]*\n|[^\n]+", data)
         return [data]
 

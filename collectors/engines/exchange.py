@@ -182,10 +182,15 @@ class Exchange:
         if status >= 400:
             self._stage["end_reason"] = "refused" if status < 500 or status == 503 else "failed"
 
-    @_guarded
     def read(self, data: bytes, now_ns: int, late: bool) -> None:
         """Bytes of the answer that one read at ``now_ns`` brought. ``late``: see :meth:`Answer.read`."""
-        self.recorder.stats.tokens += self._answer.read(data, now_ns, late)
+        if self.broken:
+            return
+        try:
+            self.recorder.stats.tokens += self._answer.read(data, now_ns, late)
+        except Exception as e:
+            self.broken = True
+            self.recorder.fault(e)
 
     @_guarded
     def after_gap(self, data: bytes, now_ns: int) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from hoptrace.collectors.engines.record import Recorder
 from hoptrace.collectors.engines.relay import Client, Server
+from hoptrace.collectors.engines.tokens import warm
 from hoptrace.errors import EnvironmentProblem
 
 __all__ = ["Proxy", "listen"]
@@ -64,7 +65,7 @@ class Proxy:
         self._addresses: list[str] = []
         self._context: ssl.SSLContext | None = None
         self._server: asyncio.AbstractServer | None = None
-        self._working = False
+        self.working = False
         self.host = ""
         self.port = 0
 
@@ -81,6 +82,8 @@ class Proxy:
         if self._tls:
             self._context = ssl.create_default_context()
             self._context.set_alpn_protocols(["http/1.1"])
+        # pyarrow looks for pandas when it first makes an array, which takes a fifth of a second: not while streams wait.
+        warm(self.recorder.place)
         with suppress(OSError):
             await self._resolve()
         self._server = await self._loop.create_server(lambda: Client(self), sock=sock, backlog=1024)
@@ -144,14 +147,14 @@ class Proxy:
 
     def work_soon(self) -> None:
         """Something was noted."""
-        if not self._working:
-            self._working = True
+        if not self.working:
+            self.working = True
             self._loop.call_later(_WORK_EVERY_S, self._work)
 
     def _work(self) -> None:
         """Let the recorder look into what was noted, a little at a time: streams come first."""
-        self._working = self.recorder.work()
-        if self._working:
+        self.working = self.recorder.work()
+        if self.working:
             self._loop.call_soon(self._work)
 
 

@@ -304,7 +304,8 @@ class Server(_End):
         self._talk.from_server(data, now_ns, late)
         if late and len(data) < _FULL_READ_BYTES:
             self.late = False
-        self._proxy.work_soon()
+        if not self._proxy.working:
+            self._proxy.work_soon()
 
     def pause_writing(self) -> None:
         self.client._pause()

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 from hoptrace.collectors.engines.place import Place
+from hoptrace.parts import conform
+from hoptrace.schema import TABLES
 
-__all__ = ["TokenRows"]
+__all__ = ["TokenRows", "warm"]
+
+_NAMES = ("request", "sequence", "index", "time_ns", "count", "coalesced")
 
 
 class TokenRows:
@@ -14,40 +18,31 @@ class TokenRows:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._clear()
-
-    def _clear(self) -> None:
-        self._request: list[int] = []
-        self._sequence: list[int] = []
-        self._index: list[int] = []
-        self._time_ns: list[int] = []
-        self._count: list[int] = []
-        self._coalesced: list[bool] = []
+        self._rows: list[tuple[int, int, int, int, int, bool]] = []
 
     @property
     def rows(self) -> int:
         """How many there are."""
-        return len(self._request)
+        return len(self._rows)
 
     def add(self, request: int, sequence: int, index: int, time_ns: int, count: int, coalesced: bool) -> None:
         """One emission."""
-        self._request.append(request)
-        self._sequence.append(sequence)
-        self._index.append(index)
-        self._time_ns.append(time_ns)
-        self._count.append(count)
-        self._coalesced.append(coalesced)
+        self._rows.append((request, sequence, index, time_ns, count, coalesced))
 
     def take(self) -> pa.RecordBatch:
         """All of them; there are none afterwards."""
-        n = self.rows
-        integers = {
-            "request": self._request, "sequence": self._sequence, "index": self._index, "time_ns": self._time_ns,
-            "count": self._count,
-        }  # fmt: skip
-        columns = {name: pa.array(values, pa.int64()) for name, values in integers.items()}
-        columns["coalesced"] = pa.array(self._coalesced, pa.bool_())
+        rows, self._rows = self._rows, []
+        columns = {
+            name: pa.array(values, pa.bool_() if name == "coalesced" else pa.int64())
+            for name, values in zip(_NAMES, zip(*rows, strict=True), strict=True)
+        }
         for name, word in (("vantage", self._place.vantage), ("source", self._place.source)):
-            columns[name] = pa.repeat(pa.scalar(word), n)
-        self._clear()
+            columns[name] = pa.repeat(pa.scalar(word), len(rows))
         return pa.RecordBatch.from_pydict(columns)
+
+
+def warm(place: Place) -> None:
+    """Do once what is slow the first time."""
+    rows = TokenRows(place)
+    rows.add(0, 0, 0, 0, 1, False)
+    conform(pa.Table.from_batches([rows.take()]), TABLES["tokens"])

@@ -109,6 +109,7 @@ class Requests:
         path = path_of(turn.url.decode("latin-1"), c.prefix)
         if turn.method == "POST" and path in RECORDED_PATHS:
             turn.exchange = c.recorder.begin(turn.began_ns, turn.headers, path)
+        c.heads_due += turn.method == "HEAD"
         c.turns.append(turn)
 
     def on_body(self, body: bytes) -> None:
@@ -223,5 +224,6 @@ class Answers:
         if not self._c.turns:
             return  # an answer that nobody asked for: servers send 408 to idle connections
         turn = self._c.turns.popleft()
+        self._c.heads_due -= turn.method == "HEAD"
         if turn.exchange is not None:
             turn.exchange.finished(self._c.now_ns)
