@@ -19,9 +19,9 @@ LATE = 0.6
 # (SmolLM2-135M on one core).
 TOGETHER = 0.35
 # With so many neighbours, and over so many reads ahead, a read of doubtful place is compared.
-COMPARED = 8
-AHEAD = 12
-FAR = np.int64(1 << 62)
+COMPARED = 4
+AHEAD = 8
+FAR = 1 << 62
 _COMPILE_FROM = 50_000
 
 
@@ -77,35 +77,37 @@ def cluster(
         step of each read (its last one, if it stands for several); and of each step, the time of its first token, the time of
         its last one that was not late, and 1 if it was seen, 0 if it was put in between two others.
     """
-    run: Any = _cluster
-    if len(unit) >= _COMPILE_FROM:
-        from hoptrace.compiling import cached_njit
-
-        run = cached_njit(_cluster)
     most = int(count.sum()) if hidden else len(unit)
     together, late = int(TOGETHER * step_ns), int(LATE * step_ns)
     order = np.lexsort((time, unit))
     begin = np.searchsorted(unit[order], np.arange(units + 1))
     made = np.cumsum(count[order] if hidden else np.ones(len(unit), dtype=np.int64))
-    return run(unit, time, count, time[order], made, begin, hidden, together, late, most)  # type: ignore[no-any-return]
+    given = [unit, time, count, time[order], made, begin]
+    # What the loop fills: by read its step; by unit its last step, its time, its next read; by step first token, end, seen.
+    sizes, fill = [len(unit), units, units, most + 1, most + 1, most + 1], [0, -1, 0, 0, 0, 1]
+    room = [np.full(n, v, dtype=np.int64) for n, v in zip(sizes, fill, strict=True)]
+    others, cost = np.zeros(COMPARED, dtype=np.int64), np.zeros(3, dtype=np.int64)
+    arrays: list[Any] = [*given, *room, begin[:units].copy(), others, cost]
+    run: Any = _cluster
+    if len(unit) >= _COMPILE_FROM:
+        from hoptrace.compiling import cached_njit
+
+        run = cached_njit(_cluster)
+    else:
+        arrays = [a.tolist() for a in arrays]  # Python reads lists three times as fast
+    now = run(*arrays, hidden, together, late)
+    step, _, _, first, end, seen = (np.asarray(a, dtype=np.int64) for a in arrays[6:12])
+    return step, first[: now + 1].copy(), end[: now + 1].copy(), seen[: now + 1].copy()
 
 
 def _cluster(
-    unit: _Ints, time: _Ints, count: _Ints, own_time: _Ints, made: _Ints, begin: _Ints, hidden: bool, together_ns: int,
-    late_ns: int, most: int,
-) -> tuple[_Ints, _Ints, _Ints, _Ints]:  # fmt: skip
-    """``own_time`` and ``made`` (running sum of the steps that reads stand for) are sorted by unit; ``begin``: each unit's first
-    of them."""
-    units = len(begin) - 1
-    step = np.empty(len(unit), dtype=np.int64)
-    last_step = np.full(units, -1, dtype=np.int64)
-    last_time = np.zeros(units, dtype=np.int64)
-    place = begin[:units].copy()  # by unit: its next read
-    first = np.zeros(most + 1, dtype=np.int64)
-    end = np.zeros(most + 1, dtype=np.int64)
-    seen = np.ones(most + 1, dtype=np.int64)
-    others = np.zeros(COMPARED, dtype=np.int64)
-    cost = np.zeros(3, dtype=np.int64)
+    unit: _Ints, time: _Ints, count: _Ints, own_time: _Ints, made: _Ints, begin: _Ints, step: _Ints, last_step: _Ints,
+    last_time: _Ints, first: _Ints, end: _Ints, seen: _Ints, place: _Ints, others: _Ints, cost: _Ints, hidden: bool,
+    together_ns: int, late_ns: int,
+) -> int:  # fmt: skip
+    """Fills ``step`` (by read), ``first``, ``end`` and ``seen`` (by step); gives the last step's number. ``own_time`` and ``made``
+    (running sum of the steps that reads stand for) are sorted by unit; ``begin``: each unit's first of them; ``place``: its next
+    one."""
     only_firsts = False  # nobody but requests with their first token is in the current iteration
     now = -1
     for i in range(len(unit)):
@@ -139,7 +141,7 @@ def _cluster(
                 cost[c] = FAR
                 if low + c > now + 1:
                     continue
-                total: Any = 0
+                total = 0
                 n = 0
                 for q in range(place[u], begin[u + 1] if begin[u + 1] < place[u] + AHEAD else place[u] + AHEAD):
                     at = low + c + made[q] - made[place[u]]
@@ -220,4 +222,4 @@ def _cluster(
         last_step[u] = s
         last_time[u] = t
         place[u] += 1
-    return step, first[: now + 1].copy(), end[: now + 1].copy(), seen[: now + 1].copy()
+    return now

@@ -171,6 +171,8 @@ def residency_rows(lines: Lines, shares: dict[str, _Ints], units: pl.DataFrame) 
         & (pl.col("step") == pl.col("step").shift(1) + 1)
         & pl.col("tokens").eq_missing(pl.col("tokens").shift(1))
         & (pl.col("phase") == pl.col("phase").shift(1))
+        # A token in between that is laid to no step leaves a gap in the context.
+        & (pl.col("context") == pl.col("context").shift(1) + pl.col("tokens").shift(1)).fill_null(True)
     )
     return (
         every.with_columns((~same.fill_null(False)).cast(pl.Int64).cum_sum().alias("run"))
