@@ -17,7 +17,8 @@ from hoptrace.errors import InputError
 __all__ = ["IMPORTER", "Guidellm"]
 
 # Strategies that have a schedule of arrivals; the others send as soon as they may (guidellm's own definition of dispatch delay).
-_SCHEDULED = ("constant", "poisson", "async", "trace", "replay")
+# A trace has one only where its data set gives times, which its requests then bear as relative_timestamp.
+_SCHEDULED = ("constant", "poisson", "async", "trace")
 _INTENDED = "intended_ns is guidellm's targeted_start, for strategies that have a schedule ({n} requests)."
 _FEWER = "{n} requests were made that the report does not list (guidellm keeps a sample): they are in its figures only."
 _CUT = "The report is cut off: what it holds before that is kept."
@@ -59,19 +60,19 @@ class Guidellm(Importer):
 
 
 def _benchmark(sink: Sink, buffer: Buffer, at: int, run: int, rows: Rows, figures: Figures) -> None:
-    scheduled = False
+    strategy: str | None = None
     listed = 0
     made: int | None = None
     for name, begin in members(buffer, at):
         if name in ("config", "args"):
             settings = load(buffer, begin)
-            scheduled = isinstance(settings, dict) and _strategy(settings) in _SCHEDULED
+            strategy = _strategy(settings) if isinstance(settings, dict) else None
         elif name == "requests":
             for state, place in members(buffer, begin):
                 if state in _STATES and buffer[place : place + 1] == b"[":
                     for span in elements(buffer, place):
                         listed += 1
-                        rows.record(sink.read + 1, _measured, sink, buffer, span, state, scheduled)
+                        rows.record(sink.read + 1, _measured, sink, buffer, span, state, strategy)
         elif name in ("metrics", "scheduler_metrics"):
             found = load(buffer, begin)
             figures.tree(found, run=run, leave=("pdf", "mean_ci", "percentile_cis", "start_time", "end_time"))
@@ -94,7 +95,7 @@ def _made(found: object, before: int | None) -> int | None:
     return before
 
 
-def _measured(sink: Sink, buffer: Buffer, span: tuple[int, int], state: str, scheduled: bool) -> Measured:
+def _measured(sink: Sink, buffer: Buffer, span: tuple[int, int], state: str, strategy: str | None) -> Measured:
     record = load(buffer, *span)
     if not isinstance(record, dict):
         raise Reject("it is not an object")
@@ -115,7 +116,7 @@ def _measured(sink: Sink, buffer: Buffer, span: tuple[int, int], state: str, sch
         output_tokens=tokens_of(record.get("output_tokens"), "output_tokens"),
         cached_tokens=tokens_of(record.get("cached_tokens"), "cached_tokens"),
     )
-    if scheduled:
+    if strategy in _SCHEDULED and (strategy != "trace" or _has_schedule(info)):
         m.intended_ns = _at(times, "targeted_start")
         if m.intended_ns is not None:
             sink.tally(_INTENDED)
@@ -131,6 +132,11 @@ def _measured(sink: Sink, buffer: Buffer, span: tuple[int, int], state: str, sch
         # Never sent: it was still in guidellm's queue.
         m.intended_ns = _at(times, "queued")
     return m
+
+
+def _has_schedule(info: Any) -> bool:
+    settings = info.get("settings") if isinstance(info, dict) else None
+    return isinstance(settings, dict) and settings.get("relative_timestamp") is not None
 
 
 def _at(times: dict[str, Any], name: str) -> int | None:
