@@ -97,7 +97,7 @@ class VllmChannel:
         self._take(found)
         engines = any(h.role == "engine" for h in found.headers)
         if not any(h.role == "api" for h in found.headers):
-            return Finding(True, "only the scheduler is watched: the stat logger is off (VLLM_PLUGINS, --disable-log-stats?)")
+            return Finding(True, "only the scheduler is watched: the stat logger is off (does VLLM_PLUGINS leave hoptrace out?)")
         if engines:
             return Finding(True)
         if not self._details:
