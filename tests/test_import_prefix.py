@@ -247,3 +247,20 @@ def test_burstgpt_failures_models_and_sessions(tmp_path: Path) -> None:
     assert frame["think_ns"].to_list() == [None, None, 111_500_000_000, None]
     assert done.reasons == {"Request tokens is less than 1": 1}
     assert told(done, "Requests without response tokens") and told(done, "leaves them out): 1.")
+
+
+def test_servegens_offline_traces_have_blocks_of_16_and_no_times(tmp_path: Path) -> None:
+    """Fields as in data/offline/README.md of github alibaba/ServeGen; 446 tokens are 28 blocks of 16."""
+    shared = list(range(23))
+    done = run(
+        tmp_path,
+        _lines(
+            {"request_id": 0, "type": "multimodal", "input_length": 446, "hash_ids": [*shared, *range(23, 28)], "img_ids": ["a"]},
+            {"request_id": 1, "type": "multimodal", "input_length": 420, "hash_ids": [*shared, *range(28, 32)], "img_ids": ["b"]},
+        ),
+    )
+    frame = rows(tmp_path)
+    assert frame["block_size"].to_list() == [16, 16]
+    assert frame["request_id"].to_list() == ["0", "1"]
+    assert told(done, "A hash stands for 16 tokens") and told(done, "Keys that were not used: type, img_ids.")
+    assert told(done, "Requests without a timestamp") and told(done, "Requests without output_length")

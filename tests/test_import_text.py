@@ -302,3 +302,9 @@ def test_a_file_that_is_one_long_line_is_refused_early(tmp_path: Path, monkeypat
     text = '{"input_length": 1, "hash_ids": [' + "1, " * 1_000_000 + "1]}"
     with pytest.raises(InputError, match=r"Line 1 of .*/file is longer than 1 MiB"):
         run(tmp_path, text, kind="mooncake")
+
+
+def test_azure_2025_has_images_too(tmp_path: Path) -> None:
+    done = run(tmp_path, f"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n{AT}+00:00,2,9,1\n")
+    assert _pairs(tmp_path) == [(9, 1)]
+    assert told(done, "Columns that were not used: NumImages.")
