@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from support.frames import Peers
 from support.sniffing import Played, Sniffed, needs_right, sniffing
@@ -292,6 +293,17 @@ async def test_what_is_open_at_the_end_of_the_capture_is_cut(playing: _Playing) 
     # What came after the last beat is taken at the end.
     (request,), (row,) = s.rows("requests"), s.rows("tokens")
     assert request["error"] == "the capture ended" and row["index"] == 0 and s.sniffer.connections == 0
+
+
+async def test_a_server_of_this_machine_has_all_its_addresses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sniff, "open_capture", lambda *told: Played())
+    async with sniffing("http://127.0.0.1:8000", tmp_path / "a", iface="any") as s:
+        own = [a.address for found in psutil.net_if_addrs().values() for a in found if a.family == socket.AF_INET]
+        for address in ["127.0.0.1", "127.0.0.2", *own]:
+            assert s.sniffer._ours(socket.inet_aton(address))
+        assert not s.sniffer._ours(socket.inet_aton("203.0.113.9"))
+    async with sniffing("http://203.0.113.9:8000", tmp_path / "b", iface="any") as s:
+        assert s.sniffer._ours(socket.inet_aton("203.0.113.9")) and not s.sniffer._ours(socket.inet_aton("127.0.0.1"))
 
 
 async def test_an_interface_that_is_made_anew_is_captured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def test_of_bytes_that_come_twice_the_first_are_kept() -> None:
     assert joined(fed(s, 0, [(0, b"abc"), (1, b"XYd"), (6, b"gh"), (5, b"fXYi"), (4, b"e")])) == b"abcdefghi"
 
 
+def test_a_segment_over_what_is_held_gives_what_lies_on_both_sides_of_it() -> None:
+    s = Stream(0)
+    assert joined(fed(s, 0, [(2, b"c"), (5, b"f"), (0, b"abXdeXgh")])) == b"abcdefgh"
+    assert not s.waits
+
+
 def test_a_reader_that_takes_nothing_makes_the_next_bytes_late() -> None:
     s = Stream(0)
     s.late_next = True

@@ -163,3 +163,52 @@ def test_with_loss_nothing_is_wrong(
             assert len(mine) == row["output_tokens"] == lengths[true], "what bears no mark is whole"
         if len(mine) < lengths[true]:
             assert row["error"] == "the capture ended" or (row["error"] and "last_token_ns" not in row)
+
+
+def scripted(*steps: tuple[str, bytes | None]) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    """Requests and tokens of a connection on which this was said: ``>`` by the client, ``<`` by the server; what has ``!`` is not
+    captured, ``R`` is a reset by the server."""
+    peers = Peers()
+    captured = list(enumerate(peers.open()))
+    for how, data in steps:
+        packet = peers.reset(up=False) if data is None else (peers.up if how[0] == ">" else peers.down)(data)
+        if "!" not in how:
+            captured.append((len(peers.packets), packet))
+    rows, recorder, _ = played(captured)
+    assert recorder.stats.faults == 0
+    return {int(r["request_id"][1:]): r for r in rows.requests.values()}, rows.tables.get("tokens", [])
+
+
+ANSWER = event("t", None) + event("t", "length", 2) + b"0\r\n\r\n"
+MISSED = "some of its bytes were not captured"
+
+
+def test_the_head_of_an_answer_and_the_next_request_are_missing() -> None:
+    requests, tokens = scripted((">", asked(0)), ("<!", HEAD), ("<", ANSWER), (">!", asked(1)), ("<", HEAD), ("<", ANSWER))
+    assert [(n, r["error"], r.get("output_tokens")) for n, r in requests.items()] == [(0, MISSED, None)] and tokens == []
+
+
+def test_a_whole_answer_and_the_next_request_are_missing() -> None:
+    requests, tokens = scripted((">", asked(0)), ("<!", HEAD + ANSWER), (">!", asked(1)), ("<", HEAD), ("<", ANSWER))
+    assert [(n, r["error"], r.get("output_tokens")) for n, r in requests.items()] == [(0, MISSED, None)] and tokens == []
+
+
+def test_the_end_of_a_request_its_answer_and_the_next_request_are_missing() -> None:
+    ask = asked(0)
+    steps = [(">", ask[:-9]), (">!", ask[-9:]), ("<!", HEAD + ANSWER), (">!", asked(1)), ("<", HEAD), ("<", ANSWER)]
+    requests, tokens = scripted(*steps)
+    assert [(n, r["error"], r.get("output_tokens")) for n, r in requests.items()] == [(0, MISSED, None)] and tokens == []
+
+
+def test_a_request_whose_end_is_missing_has_its_answer() -> None:
+    ask = asked(0)
+    requests, tokens = scripted((">", ask[:-9]), (">!", ask[-9:]), ("<", HEAD), ("<", ANSWER))
+    assert requests[0].get("error") is None and requests[0]["output_tokens"] == 2 and len(tokens) == 2
+    assert "max_tokens" not in requests[0], "what it asked for was not seen"
+
+
+def test_an_answer_with_a_gap_is_missed_however_the_connection_ends() -> None:
+    begun = [(">", asked(0)), ("<", HEAD), ("<", event("t", None)), ("<!", event("t", None)), ("<", event("t", None))]
+    for end in ([("R", None)], []):
+        requests, tokens = scripted(*begun, *end)
+        assert requests[0]["error"] == MISSED and len(tokens) == 1
