@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.metrics import Stat, itl_ns, request_metrics, stat
+from hoptrace.metrics import Stat, arrivals_known, itl_ns, request_metrics, stat
 from hoptrace.reader import Trace
 from hoptrace.stepcost import StepCost
 
@@ -143,7 +143,9 @@ def compare(observed: Trace, predicted: Trace) -> Comparison:
             fewer.setdefault(why, []).append(_NAMES[m])
     notes += [f"{', '.join(names)}: {why}" for why, names in fewer.items()]
     for name, amount in (("output tokens", "output_tokens"), ("requests", None)):
-        found.append(Difference("throughput", name, _per_s(a, amount), _per_s(b, amount), f"{name}/s"))
+        one_rate = _per_s(a, amount) if arrivals_known(observed) else None
+        other_rate = _per_s(b, amount) if arrivals_known(predicted) else None
+        found.append(Difference("throughput", name, one_rate, other_rate, f"{name}/s"))
     return Comparison(tuple(found), paired, (a.height, b.height), _per_request(a, b) if paired else {}, tuple(notes))
 
 

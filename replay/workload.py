@@ -10,10 +10,14 @@ import numpy as np
 import polars as pl
 
 from hoptrace.errors import InputError, UsageError
+from hoptrace.metrics import arrivals_known
 from hoptrace.reader import Trace
 
 __all__ = ["Workload", "from_frame", "parse_rate", "workload"]
 
+_AT_ONCE = (
+    "When the requests arrived is not known (the trace has durations only): here all come at once, and nothing is comparable."
+)
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -98,7 +102,8 @@ def workload(trace: Trace) -> Workload:
         "request", "arrival_ns", "prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size", "block_unit",
         "prompt_chars", "session", "error",
     )  # fmt: skip
-    return from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
+    found = from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
+    return found if arrivals_known(trace) else replace(found, notes=(_AT_ONCE, *found.notes))
 
 
 def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:

@@ -13,6 +13,7 @@ from hoptrace.collectors.files.run import Imported, import_files
 from hoptrace.metrics import METRICS, request_metrics, summary
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import steps_of
+from hoptrace.replay.workload import workload
 from hoptrace.validate import validate
 
 DATA = Path(__file__).parent / "data" / "bench"
@@ -143,6 +144,7 @@ def unknown(trace: Trace) -> None:
     assert covered and not any("arrival_ns" in c for c in covered)
     assert any("durations only" in n for n in trace.manifest.notes)
     assert steps_of(trace).steps.is_empty()
+    assert any("all come at once" in n for n in workload(trace).notes)
 
 
 def test_vllm_bench_without_detail_has_figures_only(tmp_path: Path) -> None:
