@@ -104,6 +104,7 @@ class ProcessCollector:
 
     def _sample(self) -> int:
         assert self._writer is not None
+        self._look_at_tree()
         before = self._writer.clock.now_ns()
         if self._began_ns is None and (up := procfs.uptime_ns(self._proc)) is not None:
             self._began_ns, self._boot_ns = before, before - up
@@ -111,10 +112,8 @@ class ProcessCollector:
         if self.pid is None and before >= self._look_again_ns:
             self._look_again_ns = before + 2_000_000_000
             self._search()
+            self._look_at_tree()
         if self.pid is not None:
-            if before >= self._tree_due_ns:
-                self._tree_due_ns = before + _TREE_EVERY_NS
-                self._look_at_tree(self.pid)
             rows += self._processes(before)
         after = self._writer.clock.now_ns()
         stamp: dict[str, Any] = {"time_ns": (before + after) // 2, "uncertainty_ns": (after - before) // 2}
@@ -123,9 +122,14 @@ class ProcessCollector:
         self._writer.append("counters", [stamp | row for row in rows])
         return len(rows)
 
-    def _look_at_tree(self, main: int) -> None:
-        """Processes that the server has started since the last look; those that have gone are seen when they are read."""
-        tree = tree_of(main, self._proc)
+    def _look_at_tree(self) -> None:
+        """Every five seconds: processes that the server has started. Those that have gone are seen when they are read."""
+        assert self._writer is not None
+        now = self._writer.clock.now_ns()
+        if self.pid is None or now < self._tree_due_ns:
+            return
+        self._tree_due_ns = now + _TREE_EVERY_NS
+        tree = tree_of(self.pid, self._proc)
         for process in tree:
             if process.pid in self._lives and process.pid in self._roles:
                 continue
@@ -138,8 +142,13 @@ class ProcessCollector:
         rows: list[dict[str, Any]] = []
         seen: dict[tuple[int, int], procfs.SchedStat] = {}
         for pid in list(self._lives):
+            assert self._writer is not None
+            before = self._writer.clock.now_ns()
             try:
-                rows += self._process(pid, seen)
+                own = self._process(pid, seen)
+                after = self._writer.clock.now_ns()
+                # Of its own time: a server may have dozens of processes, with hundreds of threads to read.
+                rows += [{"time_ns": (before + after) // 2, "uncertainty_ns": (after - before) // 2} | row for row in own]
             except (FileNotFoundError, ProcessLookupError, ValueError):
                 rows.append(self._missing(pid, "lost"))
                 self._gone(pid)
