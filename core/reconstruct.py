@@ -143,7 +143,9 @@ def reconstruct(trace: Trace) -> Steps:
         notes += remarks
     if not all_steps:
         return Steps(_empty("steps"), _empty("residency"), "", " ".join(notes) or None)
-    note = f"{_PREFIX} from token times: a step ends when its last token was seen." + "".join(f" {n}" for n in notes)
+    note = f"{_PREFIX} from token times: a step ends when its tokens were seen, less what held them up." + "".join(
+        f" {n}" for n in notes
+    )
     return Steps(
         pl.concat(all_steps).sort("server", "step"),
         pl.concat(all_runs).sort("request", "sequence", "first_step"),
@@ -165,8 +167,8 @@ def _one_server(server: Server, units: pl.DataFrame, reads: pl.DataFrame) -> tup
     delay = entry_delay_ns(ordered, end, decoding)
     picked_up = told.fill_null(available + delay).fill_null(_NEVER).to_numpy()
     start = step_starts(end, decoding, last, picked_up)
-    batch = server.max_batched_tokens or guess_batch(ordered, start, decoding, delay)
-    placed = place(ordered, start, end - start, decoding, batch, first_steps(start, last, told, available + delay // 2))
+    batch = server.max_batched_tokens or guess_batch(ordered, start, n.taken, delay)
+    placed = place(ordered, start, end - start, n.taken, batch, first_steps(start, last, told, available + delay // 2))
     lines = lay_out(start, end, decoding, placed, batch)
     sure = confidence(signs(n.unit, n.step, n.time, n.stands_for, n.first, n.seen), lines.number, len(lines.start))
     steps = step_rows(lines, n.shares, units, n.unit, n.step).with_columns(pl.Series("confidence", sure))

@@ -89,7 +89,7 @@ def truth_of(lines: Path, trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Steps and members of the trace's requests, on its clock, from what modelled_vllm.py wrote."""
     offset = trace.manifest.utc_offset_ns
     assert offset is not None
-    requests = trace.table("requests").select("request", "request_id").collect()
+    requests = trace.table("requests").select("request", "request_id", "output_tokens").collect()
     number = dict(zip(requests["request_id"], requests["request"], strict=True))
     steps, members = [], []
     for line in lines.read_text().splitlines():
@@ -100,10 +100,16 @@ def truth_of(lines: Path, trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
         if mine:
             steps.append((d["n"], d["s"] + offset, d["e"] + offset, len(d["p"])))
             members += [(d["n"], *m) for m in mine]
-    return (
-        pl.DataFrame(steps, schema=["step", "start_ns", "end_ns", "preempted"], orient="row"),
-        pl.DataFrame(members, schema=["step", "request", "tokens", "before", "made"], orient="row"),
+    # Drafts accepted beyond the request's limit are thrown away.
+    before = pl.col("made").cum_sum().over("request") - pl.col("made")
+    kept = (
+        pl.DataFrame(members, schema=["step", "request", "tokens", "before", "made"], orient="row")
+        .sort("request", "step")
+        .join(requests.select("request", "output_tokens"), on="request", how="left", maintain_order="left")
+        .with_columns(pl.min_horizontal(pl.col("made"), pl.col("output_tokens") - before).clip(lower_bound=0).alias("made"))
+        .drop("output_tokens")
     )
+    return pl.DataFrame(steps, schema=["step", "start_ns", "end_ns", "preempted"], orient="row"), kept
 
 
 def save(name: str, trace: Trace, steps: pl.DataFrame, members: pl.DataFrame, info: dict[str, object]) -> None:
