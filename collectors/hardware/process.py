@@ -181,7 +181,7 @@ class ProcessCollector:
             self._event("stop", f"process {pid} is gone")
             self.pid, self._lives, self._roles = None, {}, {}
         elif role in _TOLD_ROLES:
-            self._event("stop", f"process {pid} is gone ({role})")
+            self._event("process", f"process {pid} is gone ({role})")  # "stop" is the server's
 
     def _event(self, kind: str, detail: str) -> None:
         assert self._writer is not None
