@@ -15,7 +15,7 @@ from hoptrace.collectors.engines.http import Api, Reply
 from hoptrace.errors import EnvironmentProblem
 from hoptrace.manifest import Server
 
-__all__ = ["GATEWAYS", "identify"]
+__all__ = ["GATEWAYS", "first_of", "identify"]
 
 # owned_by in /v1/models; TGI puts the model's own name there, other OpenAI-compatible servers anything.
 _OWNERS = {

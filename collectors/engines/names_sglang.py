@@ -188,6 +188,8 @@ NAMES: Names = {
 }
 
 KNOWN = expand(NAMES)
+# Some gateways and later versions write the colon as an underscore.
+KNOWN |= {name.replace(":", "_", 1): kind for name, kind in KNOWN.items()}
 
 RENAMED = {
     "sglang:time_per_output_token_seconds": "sglang:inter_token_latency_seconds",
