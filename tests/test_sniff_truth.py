@@ -116,6 +116,10 @@ def played(packets: list[tuple[int, bytes]]) -> tuple[Rows, Recorder, Wire]:
     now = 0
     for at, packet in packets:
         now = max(now, at)
+        if not packet:
+            wire.tick(now * MS)
+            wire.tick((now + 500) * MS)
+            continue
         wire.feed(parsed(packet), now * MS)
     wire.tick(now * MS)
     wire.tick((now + 20_000) * MS)
@@ -167,10 +171,13 @@ def test_with_loss_nothing_is_wrong(
 
 def scripted(*steps: tuple[str, bytes | None]) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Requests and tokens of a connection on which this was said: ``>`` by the client, ``<`` by the server; what has ``!`` is not
-    captured, ``R`` is a reset by the server."""
+    captured, ``R`` is a reset by the server, ``~`` some time without a packet."""
     peers = Peers()
     captured = list(enumerate(peers.open()))
     for how, data in steps:
+        if how == "~":
+            captured.append((len(peers.packets), b""))
+            continue
         packet = peers.reset(up=False) if data is None else (peers.up if how[0] == ">" else peers.down)(data)
         if "!" not in how:
             captured.append((len(peers.packets), packet))
@@ -212,3 +219,15 @@ def test_an_answer_with_a_gap_is_missed_however_the_connection_ends() -> None:
     for end in ([("R", None)], []):
         requests, tokens = scripted(*begun, *end)
         assert requests[0]["error"] == MISSED and len(tokens) == 1
+
+
+def test_a_gap_that_was_given_up_before_the_next_request_went_missing() -> None:
+    steps = [(">", asked(0)), ("<!", HEAD + ANSWER), (">", b""), ("~", b""), (">!", asked(1)), ("<", HEAD), ("<", ANSWER)]
+    requests, tokens = scripted(*steps)
+    assert [(n, r["error"], r.get("output_tokens")) for n, r in requests.items()] == [(0, MISSED, None)] and tokens == []
+
+
+def test_requests_sent_together_have_their_own_answers_where_a_head_is_missing() -> None:
+    requests, tokens = scripted((">", asked(0) + asked(1)), ("<!", HEAD), ("<", ANSWER), ("<", HEAD), ("<", ANSWER))
+    assert [(n, r.get("error"), r.get("output_tokens")) for n, r in requests.items()] == [(0, MISSED, None), (1, None, 2)]
+    assert [t["request"] for t in tokens] == [1, 1]
