@@ -308,3 +308,10 @@ def test_azure_2025_has_images_too(tmp_path: Path) -> None:
     done = run(tmp_path, f"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n{AT}+00:00,2,9,1\n")
     assert _pairs(tmp_path) == [(9, 1)]
     assert told(done, "Columns that were not used: NumImages.")
+
+
+def test_a_carriage_return_inside_a_record_is_a_character(tmp_path: Path) -> None:
+    text = 'Timestamp,Model,Request tokens,Response tokens\n5,a\rb,4,1\n6,5" \rx,3,1\n'
+    done = run(tmp_path, text)
+    assert rows(tmp_path)["model"].to_list() == ["a\rb", '5" \rx']
+    assert (done.read, done.rejected) == (2, 0)

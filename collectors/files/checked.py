@@ -86,7 +86,8 @@ class Requests:
         """Write rows that :meth:`number` numbered (columns of `requests`; ROW is left out)."""
         most = self.sink.options.context_tokens
         if most is not None and frame.height:
-            both = frame["prompt_tokens"].fill_null(0) + frame["output_tokens"].fill_null(0)
-            self.sink.tally(_LONGER.format(most=most), int((both > most).sum()))
+            known = [c for c in ("prompt_tokens", "output_tokens") if c in frame.columns]
+            longer = frame.select((pl.sum_horizontal(known) > most).sum()).item() if known else 0
+            self.sink.tally(_LONGER.format(most=most), int(longer))
         self.next += frame.height
         self.sink.write("requests", frame.drop(ROW, strict=False))

@@ -22,6 +22,8 @@ _SURPLUS = "_surplus"
 # A quoted field of more lines than this is taken for a quote that was never closed.
 _MOST_LINES = 1_000
 _TOO_MANY = "it has more fields than the header"
+# Stands for a carriage return while Python's reader looks at a record: a character of private use.
+_RETURN = "\ue00d"
 _OPEN = "a quote opens in it and never closes"
 
 
@@ -186,15 +188,21 @@ def _records(
                 yield line + i, [], _OPEN
                 i += 1
                 continue
-            fields = next(csv.reader(io.StringIO(whole), delimiter=separator), [])
+            fields = _fields(whole, separator)
             if len(fields) > width and n > 1:
                 yield line + i, [], _OPEN
                 i += 1
                 continue
         else:
-            fields = next(csv.reader([text], delimiter=separator), [])
+            fields = _fields(text, separator)
         yield line + i, fields, None
         i += n
+
+
+def _fields(record: str, separator: str) -> list[str]:
+    """The fields of one record. A carriage return within it is a character, as Polars has it; Python would end the record."""
+    found = next(csv.reader(io.StringIO(record.replace("\r", _RETURN), newline=""), delimiter=separator), [])
+    return [f.replace(_RETURN, "\r") for f in found]
 
 
 def _plain(name: str) -> str:
