@@ -105,9 +105,9 @@ def _cluster(
     last_time: _Ints, first: _Ints, end: _Ints, seen: _Ints, place: _Ints, others: _Ints, cost: _Ints, hidden: bool,
     together_ns: int, late_ns: int,
 ) -> int:  # fmt: skip
-    """Fills ``step`` (by read), ``first``, ``end`` and ``seen`` (by step); gives the last step's number. ``own_time`` and ``made``
-    (running sum of the steps that reads stand for) are sorted by unit; ``begin``: each unit's first of them; ``place``: its next
-    one."""
+    """Fills ``step`` (by read), ``first``, ``end`` and ``seen`` (by step); gives the last step's number. ``own_time`` and
+    ``made`` (running sum of the steps that reads stand for) are sorted by unit; ``begin``: each unit's first of them; ``place``:
+    its next one."""
     only_firsts = False  # nobody but requests with their first token is in the current iteration
     now = -1
     for i in range(len(unit)):

@@ -63,16 +63,22 @@ def _one_server(observed: pl.DataFrame, units: pl.DataFrame, n: Numbered) -> tup
     # Tokens that came with those of later steps were shown with these.
     shown = np.where(n.seen == 1, n.first, np.iinfo(np.int64).max)
     at = _match(np.minimum.accumulate(shown[::-1])[::-1], n.decoding, end, decoders)
-    kept = at[n.shares["step"]] >= 0
+    laid = at.copy()
+    # A read of several steps that was taken for one of accepted drafts holds more than its step computed: it is left out.
+    held = np.zeros(len(at), dtype=np.int64)
+    np.add.at(held, n.shares["step"], n.shares["tokens"])
+    most = observed["decode_tokens"].fill_null(np.iinfo(np.int64).max).to_numpy()
+    laid[(at >= 0) & (held > most[np.maximum(at, 0)])] = -1
+    kept = laid[n.shares["step"]] >= 0
     shares = {k: v[kept] for k, v in n.shares.items()}
     chunks = _chunks(units, at[n.last], start, observed["prefill_tokens"].fill_null(0).to_numpy())
-    number = np.where(at >= 0, step[np.maximum(at, 0)], -1)
+    number = np.where(laid >= 0, step[np.maximum(laid, 0)], -1)
     frame = pl.DataFrame(
         [(u, int(step[k]), tokens, context) for u, k, tokens, context in chunks],
         schema={"unit": pl.Int64, "step": pl.Int64, "tokens": pl.Int64, "context": pl.Int64}, orient="row",
     ).sort("unit", "step")  # fmt: skip
     runs = residency_rows(Lines(start, end, number, frame, {}), shares, units)
-    return runs, float((at[n.step] >= 0).mean())
+    return runs, float((laid[n.step] >= 0).mean())
 
 
 def _match(first: _Ints, decoding: _Ints, end: _Ints, decoders: _Ints) -> _Ints:

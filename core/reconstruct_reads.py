@@ -26,8 +26,8 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 class Numbered:
     """Steps told by tokens, numbered from 0. By read, sorted by sequence and index: ``unit`` (sequence), ``step``, ``time``,
     ``stands_for`` (steps). By step: ``first`` (first token, ns), ``end``, ``seen`` (0: no read of its own), ``decoding``
-    (sequences that decode in it), ``taken`` (tokens that these take of the engine's budget: with a speculator each takes its drafts
-    too, accepted or not). By unit: ``last`` (the step of its first token) and ``with_first`` (tokens that came with it).
+    (sequences that decode in it), ``taken`` (tokens that these take of the engine's budget: with a speculator each takes its
+    drafts too, accepted or not). By unit: ``last`` (the step of its first token) and ``with_first`` (tokens that came with it).
     ``shares``: see :func:`hoptrace.reconstruct_rows.decode_shares`."""
 
     unit: _Ints
