@@ -161,7 +161,9 @@ def test_appended_runs_are_all_read(tmp_path: Path) -> None:
     assert (done.read, done.written) == (34, 34)
     runs = hoptrace.open(tmp_path / "t.trace").table("counters").filter(pl.col("name") == "bench:mean_ttft_ms").collect()
     figures = [json.loads((DATA / n).read_text())["mean_ttft_ms"] for n in ("vllm_detailed.json", "vllm_llamacpp.json")]
-    assert dict(zip(runs["incarnation"], runs["value_float"], strict=True)) == dict(zip("12", figures, strict=True))
+    assert dict(zip(runs["incarnation"], runs["value_float"], strict=True)) == dict(
+        zip(("two.json:1", "two.json:2"), figures, strict=True)
+    )
 
 
 # -- SGLang ---------------------------------------------------------------------------------------------------------------
@@ -285,7 +287,10 @@ def test_guidellm_without_requests(tmp_path: Path) -> None:
     trace, done = read(tmp_path, "guidellm_no_requests.json")
     assert not trace.has("requests") and done.written == 204
     made = trace.table("counters").filter(pl.col("name") == "bench:requests_made.successful").sort("incarnation").collect()
-    assert made.select("incarnation", "value_float").rows() == [("1", 2.0), ("2", 2.0)]
+    assert made.select("incarnation", "value_float").rows() == [
+        ("guidellm_no_requests.json:1", 2.0),
+        ("guidellm_no_requests.json:2", 2.0),
+    ]
     assert any("no requests" in n for n in trace.manifest.notes)
 
 

@@ -62,6 +62,17 @@ def test_vllm_log_steps(tmp_path: Path) -> None:
     assert says(trace, "known to one second only") and says(trace, "neither year nor zone")
 
 
+def test_vllm_log_holds_the_work_that_the_benchmarks_asked_for(tmp_path: Path) -> None:
+    """Two runs of `vllm bench serve` were all that the server had: every prompt token is in a chunk, each token but a request's
+    first in a decode."""
+    trace, _ = read(tmp_path, DATA / "vllm_server.log")
+    steps = trace.table("steps").collect()
+    runs = [json.loads((DATA / name).read_text()) for name in ("vllm_detailed.json", "vllm_summary.json")]
+    assert steps["prefill_tokens"].sum() == sum(r["total_input_tokens"] for r in runs) == 1520
+    assert steps["prefill_requests"].sum() == sum(r["completed"] for r in runs) == 32
+    assert steps["decode_tokens"].sum() == sum(r["total_output_tokens"] - r["completed"] for r in runs) == 480
+
+
 def test_vllm_log_summaries_become_counters(tmp_path: Path) -> None:
     trace, _ = read(tmp_path, DATA / "vllm_server.log")
     rows = trace.table("counters").sort("name").collect()

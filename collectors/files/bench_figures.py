@@ -16,9 +16,7 @@ from hoptrace.errors import InputError
 
 __all__ = ["ONLY_FIGURES", "Figures"]
 
-ONLY_FIGURES = (
-    "The file has the benchmark's totals only, no requests: they are kept in `counters`, and nothing is computed from them."
-)
+ONLY_FIGURES = "{file} has the benchmark's totals only, no requests: they are in `counters`, and nothing is computed from them."
 _ENDINGS = (
     ("_ms", "ms"), ("_s", "s"), ("_tokens", "tokens"), ("_throughput", "1/s"), ("_per_sec", "1/s"), ("_per_s", "1/s"),
     ("_pct", "%"), ("_count", "1"), ("duration", "s"),
@@ -27,7 +25,7 @@ _MOST = 100_000
 
 
 class Figures:
-    """Collects figures of one file. ``run`` tells several runs in one file apart."""
+    """Collects figures of one file. ``run`` tells several runs in one file apart: `incarnation` is FILE or FILE:RUN."""
 
     def __init__(self, sink: Sink, tool: str) -> None:
         self._sink = sink
@@ -41,9 +39,10 @@ class Figures:
         if len(self._rows) >= _MOST:
             self._sink.lost("counters.value_float: more than 100,000 figures in one file")
             return
+        file = self._sink.path.name
         self._rows.append(
             {
-                "entity": self._entity, "incarnation": None if run is None else str(run), "name": f"bench:{name}",
+                "entity": self._entity, "incarnation": file if run is None else f"{file}:{run}", "name": f"bench:{name}",
                 "value_float": float(value), "unit": unit or unit_of(name), "semantics": "gauge", "status": "ok",
             }
         )  # fmt: skip
@@ -75,7 +74,7 @@ class Figures:
                 raise InputError(f"{sink.path} has neither requests nor figures.", hint="Was the benchmark stopped at its start?")
             sink.main = "counters"
             sink.count(len(self._rows))
-            sink.note(ONLY_FIGURES)
+            sink.note(ONLY_FIGURES.replace("{file}", sink.path.name))
         if self._rows:
             schema = {"entity": pl.String, "incarnation": pl.String, "name": pl.String, "value_float": pl.Float64,
                       "unit": pl.String, "semantics": pl.String, "status": pl.String}  # fmt: skip

@@ -58,7 +58,7 @@ class InferencePerf(Importer):
                 rows.close()
                 return
         figures = Figures(sink, "inference-perf")
-        figures.tree(whole_object(sink), run=path.name.split("_lifecycle")[0])
+        figures.tree(whole_object(sink))
         figures.write(None, requests=0)
 
 
