@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -31,34 +30,23 @@ from hoptrace.collectors.coverage import Coverage
 from hoptrace.collectors.engines.hashing import HashKey, load_key
 from hoptrace.collectors.engines.place import PROXY, WIRE
 from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Recorder, Stats
+from hoptrace.collectors.engines.record import Recorder
 from hoptrace.collectors.engines.sniff import Sniffer
 from hoptrace.collectors.hardware.process import ProcessCollector, own_host
 from hoptrace.collectors.links import Links
+from hoptrace.collectors.status import Status
 from hoptrace.collectors.steps import store_steps
 from hoptrace.collectors.target import Target, name_apart
 from hoptrace.errors import EnvironmentProblem, HoptraceError, UsageError
 from hoptrace.manifest import CollectorInfo, Manifest, Server
 from hoptrace.writer import TraceWriter
 
-__all__ = ["REQUEST_TABLES", "Session", "Status"]
+__all__ = ["REQUEST_TABLES", "Session"]
 
 REQUEST_TABLES = ("requests", "stages", "tokens", "moves", "waits")
 _WATCH_S, _SOURCE = 1.0, "session"
 _EXACT = ("vllm-plugin",)
 """Sources that know a request's times inside its engine better than a span does."""
-
-
-@dataclass(slots=True)
-class Status:
-    """What a status line shows. ``away``: a server can't be reached at present."""
-
-    elapsed_s: float = 0.0
-    requests: Stats = field(default_factory=Stats)
-    samples: dict[str, int] = field(default_factory=dict)
-    missed: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    away: bool = False
 
 
 class Session:
@@ -207,8 +195,8 @@ class Session:
             await self._take(target, collectors)
             if socks:
                 await self._proxy(target, socks[i])
-        if not socks:
-            self.findings["proxy"] = Finding(False, self._no_proxy())
+        if self.outside is None:
+            self.findings["proxy"] = Finding(False, "no --proxy was given: requests and tokens are not seen from outside")
         if self._options.otlp is not None:
             await self._receive_spans(self._options.otlp)
         self._writer.update(self._note_findings)
@@ -251,11 +239,6 @@ class Session:
         self.findings[self._label("proxy", target)] = Finding(True)
         for table in REQUEST_TABLES:
             self._coverage.begin(table, "proxy", target.name)
-
-    def _no_proxy(self) -> str:
-        if self._sniff is not None:
-            return "not needed: requests are seen on the wire (--sniff)"
-        return "no --proxy was given: requests and tokens are not seen from outside"
 
     def _sniffers(self, target: Target) -> list[Collector]:
         if self._sniff is None:

@@ -25,6 +25,9 @@ _MORE = {
     "forward-pass": "restart SGLang with --enable-forward-pass-metrics: each step's composition and length",
 }
 
+# What the advice asks for, as the server's configuration names it: nobody is told to set what is set.
+_FLAG = {"vllm-log": "enable_logging_iteration_details", "forward-pass": "enable_forward_pass_metrics"}
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -80,7 +83,8 @@ def plan(ctx: Context, findings: Mapping[str, Finding], notes: list[str] | None 
             continue
         made.sources.append(Choice(name, GIVES.get(name, ""), finding.available, finding.reason))
         # A source that is there may still lack what it could give.
-        if name in _MORE and (finding.reason is not None or not finding.available):
+        flag = _FLAG.get(name)
+        if name in _MORE and (finding.reason is not None or not finding.available) and not (flag and ctx.server.config.get(flag)):
             made.advice.append(_MORE[name])
     made.sources.sort(key=lambda c: not c.available)
     if ctx.server.config.get("metrics_only"):

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hoptrace.collectors.session import Session, Status
+from hoptrace.collectors.session import Session
+from hoptrace.collectors.status import Status
 
 __all__ = ["StatusLine", "begin", "end", "summary"]
 
