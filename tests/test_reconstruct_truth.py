@@ -123,6 +123,48 @@ def test_with_tokens_held_up_on_their_way_confidence_tells_which_steps_to_believ
     assert abs(said - was) < 0.05, "on average it is right as often as it says"
 
 
+def sat_out(run: Run, path: Path, requests: int, seed: int) -> tuple[hoptrace.Trace, pl.DataFrame]:
+    """The run as if some requests had sat out 2 to 11 steps (preempted, say): from one of their tokens on, all come that many
+    steps later, as late after their new step as they came after their own. With the members that are true then."""
+    rng = np.random.default_rng(seed)
+    end = dict(zip(run.steps["step"], run.steps["end_ns"], strict=True))
+    made = run.members.filter(pl.col("made") > 0).sort("request", "step")
+    made = made.with_columns((pl.col("made").cum_sum().over("request") - pl.col("made")).alias("index"))
+    long = run.prompts.filter(pl.col("output_tokens") > 20)["request"].to_list()
+    pause = {int(r): (rng.integers(5, 15), rng.integers(2, 12)) for r in rng.choice(long, requests, replace=False)}
+    moved: dict[tuple[int, int], tuple[int, int]] = {}
+    for step, request, index in made.select("step", "request", "index").iter_rows():
+        if request in pause and index >= pause[request][0]:
+            then = step + int(pause[request][1])
+            moved[request, index] = step, next(t for t in range(then, then + 1000) if t in end)
+    rows = run.trace.table("tokens").sort("request", "index").collect()
+    times = [
+        t - end[moved[key][0]] + end[moved[key][1]] if (key := (r, i)) in moved else t
+        for r, i, t in rows.select("request", "index", "time_ns").iter_rows()
+    ]
+    rows = rows.with_columns(pl.Series("time_ns", times)).with_columns(pl.col("time_ns").cum_max().over("request"))
+    with TraceWriter(path, Manifest(origin="recorded", servers=run.trace.manifest.servers), background=False) as w:
+        for table in ("requests", "stages"):
+            w.append_arrow(table, run.trace.table(table).collect().to_arrow())
+        w.append_arrow("tokens", rows.to_arrow())
+    members = run.members.join(made.select("request", "step", "index"), on=["request", "step"], how="left")
+    steps = [moved.get((r, i), (s, s))[1] for s, r, i in members.select("step", "request", "index").iter_rows()]
+    return hoptrace.open(path), members.with_columns(pl.Series("step", steps)).drop("index")
+
+
+@pytest.mark.parametrize("name", ["steps_5ms", "steps_20ms"])
+def test_requests_that_sit_out_steps_are_found_again_and_doubted_there(
+    runs: dict[str, tuple[Run, Steps, Score]], name: str, tmp_path: Path
+) -> None:
+    run = runs[name][0]
+    trace, members = sat_out(run, tmp_path / "t.trace", requests=25, seed=3)
+    got = reconstruct(trace)
+    result = score(run.steps, members, got.steps, got.residency, run.prompts)
+    assert result.exact > 0.985 and result.invented <= 10
+    wrong = [c for c, right in result.good if not right]
+    assert wrong and np.mean([c < 0.9 for c in wrong]) > 0.8, "where it is wrong it says so"
+
+
 def test_the_same_tokens_give_the_same_steps(runs: dict[str, tuple[Run, Steps, Score]]) -> None:
     run, got, _ = runs["steps_10ms"]
     again = reconstruct(run.trace)
