@@ -52,7 +52,7 @@ def _export(trace: Trace, path: Path, *, force: bool, aiperf: bool) -> Written:
     untimed = frame.filter(pl.col("arrival_of").is_null())
     if untimed.height:
         notes.append(f"Requests whose arrival nobody saw, written without a timestamp: {untimed.height:,}.")
-    frame, block, lost = _blocks(frame, notes)
+    frame, block, lost = _blocks(_in_tokens(frame, notes), notes)
     numbers = _Numbers(block if aiperf else None)
     write_lines(path, _lines(frame, start, numbers, aiperf=aiperf), force=force)
     if numbers.filled:
@@ -68,6 +68,41 @@ def _export(trace: Trace, path: Path, *, force: bool, aiperf: bool) -> Written:
     if lost:
         missing = {"requests.prefix_blocks": lost, **missing}
     return Written(path, frame.height, left_out, missing, tuple(notes))
+
+
+def _in_tokens(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+    """The frame with hashes of blocks in characters (what a proxy sees) joined to blocks of 512 tokens.
+
+    At the trace's mean number of characters a token: one number for all, so that equal text stays equal. Hashes are chained, so
+    the last one of the joined stands for all.
+    """
+    usable = (pl.col("block_unit") == "characters") & (pl.col("block_size") > 0) & (pl.col("prompt_chars") > 0)
+    usable = (usable & pl.col("prefix_blocks").is_not_null()).fill_null(False)
+    sizes = frame.filter(usable)["block_size"].value_counts(sort=True)
+    if not sizes.height:
+        return frame
+    size = int(sizes["block_size"][0])
+    mine = (usable & (pl.col("block_size") == size)).fill_null(False)
+    chars, tokens = frame.filter(mine).select(pl.col("prompt_chars").sum(), pl.col("prompt_tokens").sum()).row(0)
+    if not tokens:
+        return frame
+    joined = max(1, round(_USUAL_BLOCK * chars / tokens / size))
+    # Only blocks that are whole in tokens: where a shorter one ends cannot be told.
+    whole = pl.col("prefix_blocks").list.gather_every(joined, joined - 1).list.head(pl.col("prompt_tokens") // _USUAL_BLOCK)
+    n = int(frame.select(mine.sum()).item())
+    out = frame.with_columns(
+        pl.when(mine).then(pl.when(whole.list.len() > 0).then(whole)).otherwise(pl.col("prefix_blocks")).alias("prefix_blocks"),
+        pl.when(mine).then(_USUAL_BLOCK).otherwise(pl.col("block_size")).cast(pl.Int64).alias("block_size"),
+        pl.when(mine).then(pl.lit("tokens")).otherwise(pl.col("block_unit")).alias("block_unit"),
+    )
+    short = int(out["prefix_blocks"].null_count()) - int(frame["prefix_blocks"].null_count())
+    notes.append(
+        f"Block hashes of {size} characters were joined to blocks of {_USUAL_BLOCK} tokens at {chars / tokens:.2f} characters a "
+        f"token, the mean of these {n:,} requests: where a block ends is approximate."
+    )
+    if short:
+        notes.append(f"Requests too short for a whole block, written without hashes: {short:,}.")
+    return out
 
 
 def _blocks(frame: pl.DataFrame, notes: list[str]) -> tuple[pl.DataFrame, int | None, int]:

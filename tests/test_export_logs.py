@@ -192,7 +192,7 @@ def test_hashes_that_a_format_cannot_hold(tmp_path: Path) -> None:
             base | tokens | {"prefix_blocks": [7], "block_size": 16},
             base | tokens | {"prefix_blocks": [7], "block_size": 16, "hash_space": "other"},
             base | tokens | {"prefix_blocks": [9], "block_size": 32},
-            base | {"prefix_blocks": [9], "block_size": 64, "block_unit": "characters", "hash_space": "s"},
+            base | {"prefix_blocks": [9], "block_size": 64, "hash_space": "s"},
         ],
     )
     done = export_mooncake(trace, tmp_path / "m")
@@ -211,6 +211,29 @@ def test_a_recorded_trace_says_what_the_format_has_no_place_for(tmp_path: Path) 
     assert done.unheld["tokens"] == 736 and done.unheld["requests.first_token_ns"] == 48
     assert _lines(tmp_path / "x")[0]["timestamp"] == 0
     assert any("count from the first arrival" in n for n in done.notes)
+    # Its prompts have 16 tokens and more, but no whole block of 512.
+    assert "Requests too short for a whole block, written without hashes: 48." in done.notes
+
+
+def test_blocks_in_characters_are_joined_to_blocks_of_tokens(tmp_path: Path) -> None:
+    """4 characters a token and blocks of 64 characters: 32 of them are a block of 512 tokens."""
+    text = {"block_size": 64, "block_unit": "characters", "hash_space": "s", "arrival_ns": 0, "output_tokens": 1}
+    shared = list(range(1000, 1064))
+    trace = _trace(
+        tmp_path / "x.trace",
+        [
+            text | {"prompt_tokens": 1600, "prompt_chars": 6400, "prefix_blocks": [*shared, *range(36)]},
+            text | {"prompt_tokens": 1100, "prompt_chars": 4400, "prefix_blocks": [*shared, *range(50, 54)]},
+            text | {"prompt_tokens": 1300, "prompt_chars": 5200, "prefix_blocks": [*shared[:40], *range(60, 101)]},
+            text | {"prompt_tokens": 100, "prompt_chars": 400, "prefix_blocks": shared[:6]},
+        ],
+    )
+    done = export_mooncake(trace, tmp_path / "m")
+    assert [x.get("hash_ids") for x in _lines(tmp_path / "m")] == [[0, 1, 2], [0, 1], [0, 3], None]
+    assert any("of 64 characters were joined to blocks of 512 tokens at 4.00 characters a token" in n for n in done.notes)
+    assert "requests.prefix_blocks" not in done.unheld
+    done = export_aiperf(trace, tmp_path / "p")
+    assert [len(x.get("hash_ids", ())) for x in _lines(tmp_path / "p")] == [4, 3, 3, 0]
 
 
 # -- the command --------------------------------------------------------------------------------------------------------
