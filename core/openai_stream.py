@@ -25,12 +25,14 @@ from hoptrace.stream_chunk import (
     read_timings,
     read_usage,
     read_vllm_metrics,
+    usage_over,
+    usage_sum,
     word,
 )
 from hoptrace.stream_dialects import Running, other_dialect
 from hoptrace.stream_fast import ABSENT, REASONING, VISIBLE, read_plain
 
-__all__ = ["Chunk", "Emission", "Progress", "StreamDecoder", "Timings", "Usage", "error_kind"]
+__all__ = ["Chunk", "Emission", "Progress", "StreamDecoder", "Timings", "Usage", "error_kind", "usage_over", "usage_sum"]
 
 _KEPT_REASONING_CHARS = 1 << 20
 _NOTHING = (None, None)

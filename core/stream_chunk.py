@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
     "Chunk", "Emission", "Progress", "Timings", "Usage", "error_kind", "error_text", "read_count", "read_ms", "read_progress",
-    "read_timings", "read_usage", "read_vllm_metrics", "word",
+    "read_timings", "read_usage", "read_vllm_metrics", "usage_over", "usage_sum",
+    "word",
 ]  # fmt: skip
 
 _MAX_COUNT = 1 << 53
@@ -185,3 +186,21 @@ def read_progress(value: object) -> Progress | None:
         return None
     total, cache, processed = (read_count(value.get(k)) for k in ("total", "cache", "processed"))
     return Progress(total, cache, processed, read_ms(value.get("time_ms")))
+
+
+def usage_over(new: Usage, old: Usage | None) -> Usage:
+    """What was told last, field by field: some servers tell the prompt's tokens first and the output's last."""
+    if old is None:
+        return new
+    pairs = ((getattr(new, f), getattr(old, f)) for f in ("prompt", "output", "reasoning", "cached"))
+    return Usage(*(b if a is None else a for a, b in pairs))
+
+
+def usage_sum(usages: Sequence[Usage | None]) -> Usage:
+    """Of several answers in one; a part that one of them does not tell is unknown."""
+
+    def total(name: str) -> int | None:
+        values = [None if u is None else getattr(u, name) for u in usages]
+        return None if None in values else sum(v for v in values if v is not None)
+
+    return Usage(*(total(name) for name in ("prompt", "output", "reasoning", "cached")))

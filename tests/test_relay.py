@@ -86,7 +86,7 @@ def test_what_waited_behind_a_slow_client_is_late(monkeypatch: Any) -> None:
 
 
 def test_a_server_that_does_not_take_more_stops_its_client(monkeypatch: Any) -> None:
-    client, server, down, _, _ = pair(monkeypatch)
+    _, server, down, _, _ = pair(monkeypatch)
     server.pause_writing()
     server.pause_writing()
     assert down.done.count("pause_reading") == 1
@@ -95,7 +95,7 @@ def test_a_server_that_does_not_take_more_stops_its_client(monkeypatch: Any) -> 
 
 
 def test_each_end_tells_the_talk_once(monkeypatch: Any) -> None:
-    client, server, down, up, talk = pair(monkeypatch)
+    client, server, _, up, talk = pair(monkeypatch)
     client.data_received(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n")
     assert up.written == b"GET / HTTP/1.1\r\nHost: srv:1\r\n\r\n"
     client.connection_lost(None)
@@ -105,7 +105,7 @@ def test_each_end_tells_the_talk_once(monkeypatch: Any) -> None:
 
 
 def test_the_servers_end_closes_the_client_after_what_is_left(monkeypatch: Any) -> None:
-    client, server, down, up, talk = pair(monkeypatch)
+    client, server, down, _, talk = pair(monkeypatch)
     server.eof_received()
     server.connection_lost(None)
     client.connection_lost(None)

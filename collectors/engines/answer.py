@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hoptrace.collectors.engines.encoding import Decoding, Garbled, decoding
-from hoptrace.openai_stream import Chunk, StreamDecoder, Timings, Usage, error_kind
+from hoptrace.collectors.engines.engine_times import EngineTimes, count_back
+from hoptrace.openai_stream import Chunk, StreamDecoder, Timings, Usage, error_kind, usage_over, usage_sum
 from hoptrace.sse import ServerSentEvent, SSEParser
 from hoptrace.stream_fast import ABSENT, VISIBLE
 
@@ -18,7 +18,6 @@ BODY_LIMIT_BYTES = 8 << 20
 """Bodies beyond this pass, but are not read."""
 
 _MAX_ANSWERS = 4096
-_CONTRADICTION_NS = 1_000_000
 # What servers call an end by the end-of-sequence token: OpenAI and vLLM, TGI, Anthropic, OpenAI Responses.
 _STOPS = frozenset(("stop", "eos_token", "end_turn", "completed"))
 
@@ -31,14 +30,6 @@ class Sequence:
     assumed: bool = False
     ended_ns: int | None = None
     finish_reason: str | None = None
-
-
-class EngineTimes(NamedTuple):
-    """Times in the engine, ns on the trace clock; null where it did not tell enough."""
-
-    queued_ns: int | None
-    began_ns: int
-    first_ns: int | None
 
 
 class Answer:
@@ -237,7 +228,7 @@ class Answer:
 
     def _note(self, chunk: Chunk, now_ns: int) -> None:
         if chunk.usage is not None:
-            self.usage = _over(chunk.usage, self.usage)
+            self.usage = usage_over(chunk.usage, self.usage)
         self.timings = chunk.timings or self.timings
         self.model = self.model or chunk.model
         self._done |= chunk.done
@@ -277,7 +268,7 @@ class Answer:
             for e in chunk.emissions:
                 self.sequences[e.sequence or place] = Sequence(0, True, now_ns, e.finish_reason)
         if isinstance(data, list) and usages:
-            self.usage = _sum(usages)
+            self.usage = usage_sum(usages)
 
     # -- totals -------------------------------------------------------------------------------------------------------
 
@@ -362,47 +353,8 @@ class Answer:
         return self._cached
 
     def engine_times(self, not_before_ns: int) -> EngineTimes | None:
-        """When the engine queued, began, and made the first token, from durations that it told, counted back from what was seen.
-
-        Its prompt time ends, and its generation time begins, with the first token; the latter runs to the latest token. News can
-        only arrive late, so of the ways to count back the earliest is nearest to the truth. Null where that contradicts
-        ``not_before_ns``, when the request was handed over, by more than 1 ms, and where there are several sequences (the
-        durations are those of one).
-        """
+        """When the engine queued, began, and made the first token: see :func:`count_back`. Null where there are several sequences
+        (the durations are those of one)."""
         if len(self.sequences) > 1:
             return None
-        t, first, began = self.timings, None, self._began_ns
-        if t is not None and t.prompt_ms is not None:
-            seen = [] if self.first_token_ns is None else [self.first_token_ns]
-            if self.ended_ns is not None and t.predicted_ms is not None:
-                seen.append(self.ended_ns - round(t.predicted_ms * 1e6))
-            if seen:
-                first = min(seen)
-                counted = first - round(t.prompt_ms * 1e6)
-                began = counted if began is None else min(began, counted)
-        if began is None or not_before_ns - began > _CONTRADICTION_NS:
-            return None
-        began = max(began, not_before_ns)
-        queued = None
-        if t is not None and t.queue_ms is not None:
-            queued = began - round(t.queue_ms * 1e6)
-            queued = max(queued, not_before_ns) if not_before_ns - queued <= _CONTRADICTION_NS else None
-        return EngineTimes(queued, began, first)
-
-
-def _over(new: Usage, old: Usage | None) -> Usage:
-    """What was told last, field by field: some servers tell the prompt's tokens first and the output's last."""
-    if old is None:
-        return new
-    pairs = ((getattr(new, f), getattr(old, f)) for f in ("prompt", "output", "reasoning", "cached"))
-    return Usage(*(b if a is None else a for a, b in pairs))
-
-
-def _sum(usages: list[Usage | None]) -> Usage:
-    """Of several answers in one; a part that one of them does not tell is unknown."""
-
-    def total(name: str) -> int | None:
-        values = [None if u is None else getattr(u, name) for u in usages]
-        return None if None in values else sum(v for v in values if v is not None)
-
-    return Usage(*(total(name) for name in ("prompt", "output", "reasoning", "cached")))
+        return count_back(self.timings, self._began_ns, self.first_token_ns, self.ended_ns, not_before_ns)

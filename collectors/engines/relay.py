@@ -110,9 +110,10 @@ class Client(_End):
             return
         self.server = server
         for data, out, now_ns in self._queue:
+            sent_ns = self.proxy.now_ns()
             if out:
                 server.send(out)
-            self.talk.from_client(data, now_ns, self.proxy.now_ns())
+            self.talk.from_client(data, now_ns, sent_ns)
         self._queue, self._queued = [], 0
         self._resume()
         if self._eof:
@@ -128,9 +129,11 @@ class Client(_End):
         if server is None:
             self._wait(data, out, now_ns)
             return
+        # Before it is written: a busy machine may let the server work on it before we run again.
+        sent_ns = self.proxy.now_ns()
         if out:
             server.send(out)
-        self.talk.from_client(data, now_ns, self.proxy.now_ns())
+        self.talk.from_client(data, now_ns, sent_ns)
         self.proxy.work_soon()
         if self.heads.switching and self.heads.held > _HIGH_BYTES:
             self._pause()
