@@ -325,6 +325,16 @@ def test_whole_numbers_are_read_or_marked_or_missing(texts: list[str | None]) ->
             assert text is None or text.strip().casefold() in ("", "nan", "null", "none", "na", "n/a", "-")
 
 
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.sampled_from(["s", "ms", "us", "ns"]))
+def test_whole_lengths_of_time_are_exact_or_not_taken(numbers: list[int], unit: str) -> None:
+    per = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[unit]
+    read = duration_ns(pl.Series([str(n) for n in numbers]), unit)
+    bad = read.bad.to_list() if read.bad is not None else [False] * len(numbers)
+    for n, value, wrong in zip(numbers, read.value.to_list(), bad, strict=True):
+        fits = -(2**63) <= n * per < 2**63
+        assert (value == n * per and not wrong) if fits else (value is None and wrong)
+
+
 def test_a_format_that_does_not_exist() -> None:
     with pytest.raises(HoptraceError, match="no time format 'x'"):
         Times("t", "x")
