@@ -297,11 +297,11 @@ class Answer:
         `output_tokens`, and this request's counts are not to be trusted.
         """
         told = self.told_tokens
-        if self._parser is None or told is None or not self.assumed:
+        if self._parser is None or told is None:
             return True
         missing = told - sum(s.index for s in self.sequences.values())
-        if missing == 0:
-            return True
+        if missing == 0 or not self.assumed:
+            return missing == 0
         stopped = {n: s for n, s in self.sequences.items() if s.finish_reason in _STOPS and s.ended_ns is not None}
         if missing != len(stopped) or len(stopped) != len(self.sequences):
             return False

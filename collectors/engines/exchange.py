@@ -279,6 +279,7 @@ class Exchange:
     def _end(self, now_ns: int, reason: str | None) -> None:
         self._ended = True
         answer, shared = self._answer, self.recorder.shared
+        now_ns = max(now_ns, self._began_ns, self._received_ns, answer.last_read_ns or 0)
         past = self._past or shared.past(self.number)
         if past is not None and reason == "done" and self._may_speak:
             shared.sessions.answered(past, answer.id, now_ns)
