@@ -13,7 +13,7 @@ import polars as pl
 __all__ = ["Placed", "Prompt", "first_steps", "place", "step_starts"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
-_NO_LIMIT = 1 << 60
+_NO_LIMIT = 1 << 40  # of many steps it still adds up within 64 bits
 
 
 @dataclass(slots=True)

@@ -31,6 +31,8 @@ FLOORS = {
     "silent_20ms": (0.999, 0.93, 0.90),
     # A speculator's drafts: where the machine stood still, reads of several steps can't be told from accepted drafts.
     "drafts_20ms": (0.95, 0.80, 0.92),
+    # Space for 90 blocks: prompts wait for it, so they don't tell the budget, and 27 requests were preempted and computed again.
+    "preempted_20ms": (0.99, 0.94, 0.18),
 }
 
 
@@ -73,7 +75,7 @@ def test_steps_that_put_out_nothing_are_inferred(runs: dict[str, tuple[Run, Step
     assert got.silent == 328 and got.silent_found >= 318 and got.silent_invented <= 4
 
 
-@pytest.mark.parametrize("name", FLOORS)
+@pytest.mark.parametrize("name", [n for n in FLOORS if not n.startswith("preempted")])
 def test_the_budget_is_inferred_where_nobody_tells_it(
     runs: dict[str, tuple[Run, Steps, Score]], name: str, tmp_path: Path
 ) -> None:
@@ -81,6 +83,15 @@ def test_the_budget_is_inferred_where_nobody_tells_it(
     assert f"a step takes {run.budget} tokens was inferred" in str(got.note)
     told = load(name, tmp_path / "t.trace", known_budget=True)
     assert "was inferred from how many steps" not in str(reconstruct(told.trace).note)
+
+
+def test_no_budget_is_inferred_where_prompts_wait_for_space(runs: dict[str, tuple[Run, Steps, Score]], tmp_path: Path) -> None:
+    run, got, _ = runs["preempted_20ms"]
+    assert run.steps["preempted"].sum() > 20 and "was inferred from how many steps" not in str(got.note)
+    told = load("preempted_20ms", tmp_path / "t.trace", known_budget=True)
+    steps = reconstruct(told.trace)
+    result = score(run.steps, run.members, steps.steps, steps.residency, run.prompts)
+    assert result.chunks > 0.78 and result.exact > 0.99
 
 
 def test_confidence_is_what_it_says(runs: dict[str, tuple[Run, Steps, Score]]) -> None:
@@ -181,10 +192,10 @@ def test_who_was_in_observed_steps_is_told_by_tokens(name: str, tmp_path: Path) 
     assert got.steps["origin"].unique().to_list() == ["observed"] and got.origin == "observed"
     assert got.steps.equals(run.trace.table("steps").sort("server", "dp_rank", "step").collect())
     tokens, chunks = members_right(run.members, got.residency, run.prompts)
-    drafts = name.startswith("drafts")
-    assert tokens >= (0.94 if drafts else 0.998) and chunks >= (0.96 if drafts else 0.995)
+    least = {"drafts_20ms": (0.94, 0.96, 0.97), "preempted_20ms": (0.98, 0.6, 0.98)}.get(name, (0.998, 0.995, 0.999))
+    assert tokens >= least[0] and chunks >= least[1]
     share = got.new_residency[SERVER]
-    assert share is not None and share >= (0.97 if drafts else 0.999)
+    assert share is not None and share >= least[2]
     # No step holds more than it computed.
     held = got.residency.with_columns(pl.int_ranges("first_step", pl.col("last_step") + 1).alias("step")).explode("step")
     sums = held.group_by("step").agg(
@@ -196,7 +207,7 @@ def test_who_was_in_observed_steps_is_told_by_tokens(name: str, tmp_path: Path) 
     # Most hold exactly those that the engine counted.
     made = made_by(got.residency, run.prompts).filter(pl.col("index") > 0).group_by("step").len()
     both = got.steps.join(made, on="step", how="left").with_columns(pl.col("len").fill_null(0))
-    assert (both["decode_requests"] == both["len"]).mean() > (0.9 if drafts else 0.99)
+    assert (both["decode_requests"] == both["len"]).mean() > (0.99 if least[0] > 0.99 else 0.9)
 
 
 def test_observed_steps_are_stored_once_and_residency_with_its_coverage(tmp_path: Path) -> None:
