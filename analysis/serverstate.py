@@ -18,15 +18,28 @@ _UNKNOWN = -1
 # The session looks once a second: a metric that fell may tell of a restart before it does, a process that ended of a stop.
 _SAME_NS = 5_000_000_000
 _SLOTS = re.compile(r"(?:^|; )max_sequences: (\S+) -> ([^\s;]+)")
-_PROCESSING = ("slots_processing", "llamacpp:requests_processing")
-_DEFERRED = ("llamacpp:requests_deferred", "requests_deferred")
+# Gauges by the names that engines give them, labels left out; the first that was sampled is taken.
+_PROCESSING = (
+    "slots_processing", "llamacpp:requests_processing", "vllm:num_requests_running", "sglang:num_running_reqs",
+    "sglang_num_running_reqs", "tgi_batch_current_size",
+)  # fmt: skip
+# vLLM's reason "deferred" is a wait for KV from elsewhere: no want of room.
+_DEFERRED = (
+    "llamacpp:requests_deferred", "requests_deferred", "vllm:num_requests_waiting_by_reason/capacity",
+    "vllm:num_requests_waiting", "sglang:num_queue_reqs", "sglang_num_queue_reqs", "tgi_queue_size",
+)  # fmt: skip
+_NAME = pl.concat_str(
+    pl.col("name").str.extract(r"^([^{]+)", 1),
+    (pl.lit("/") + pl.col("name").str.extract(r'[{,]reason="([^"]*)"', 1)).fill_null(""),
+)
 
 
 @dataclass(frozen=True)
 class Samples:
     """A sampled gauge: ``value`` was read within ``time`` ± ``uncertainty`` and speaks for ``start`` to ``end``, ascending.
 
-    A sample reaches half-way to its neighbours, at most 3/4 of the median distance: nobody speaks for a gap.
+    A sample reaches half-way to its neighbours, at most 3/4 of the median distance: nobody speaks for a gap. Between two equal
+    neighbours the value stood: of a large page only changes are written, and where a value stood until then.
     """
 
     time: Ints
@@ -42,7 +55,7 @@ class Samples:
             return cls(time, time, time, time, time)
         gap = np.diff(time)
         reach = int(np.median(gap)) * 3 // 4 if len(gap) else 0
-        half = np.minimum(gap // 2, reach)
+        half = np.where(value[1:] == value[:-1], gap // 2, np.minimum(gap // 2, reach))
         start = time - np.maximum(np.append(reach, half), uncertainty)
         end = np.maximum(time + np.maximum(np.append(half, reach), uncertainty), start)
         start[1:] = np.maximum(start[1:], time[:-1] + half)
@@ -94,7 +107,9 @@ def server_state(trace: Trace, server: str, *, alone: bool = True) -> ServerStat
     if alone:
         read = (
             trace.table("counters")
-            .filter((pl.col("entity") == f"server:{server}") & pl.col("name").is_in([*_PROCESSING, *_DEFERRED]))
+            .filter(pl.col("entity") == f"server:{server}")
+            .with_columns(_NAME.alias("name"))
+            .filter(pl.col("name").is_in([*_PROCESSING, *_DEFERRED]))
             .filter(pl.col("status").fill_null("ok") == "ok")
             .select("name", "time_ns", pl.col("uncertainty_ns").fill_null(0),
                     pl.coalesce("value_int", pl.col("value_float").cast(pl.Int64, strict=False)).alias("value"))

@@ -155,6 +155,22 @@ def test_deferred_requests_speak_against_room() -> None:
     assert states([], 50, counters=lost) == ["room"]
 
 
+def test_a_queue_of_vllms_is_no_room_whatever_its_slots() -> None:
+    """KV may be full while sequences are not: what vLLM says of its queue decides, a wait for KV from elsewhere does not."""
+    many = '{engine="0",model_name="m"}'
+    waiting = gauge(f"vllm:num_requests_waiting{many}", {44: 0, 47: 0, 48: 3, 56: 3, 57: 0, 58: 0})
+    assert states([], 44, 52, 57, slots=8, counters=waiting) == ["room", "full", "room"]
+    reasons = '{engine="0",model_name="m",reason="%s"}'
+    apart = [
+        *waiting,
+        *gauge(f"vllm:num_requests_waiting_by_reason{reasons % 'deferred'}", {44: 0, 47: 0, 48: 3, 56: 3, 57: 0, 58: 0}),
+        *gauge(f"vllm:num_requests_waiting_by_reason{reasons % 'capacity'}", {44: 0, 47: 0, 48: 0, 56: 0, 57: 0, 58: 0}),
+    ]
+    assert states([], 44, 52, 57, slots=8, counters=apart) == ["room", "room", "room"]
+    running = gauge(f"vllm:num_requests_running{many}", {44: 7, 47: 7, 48: 8, 56: 8, 57: 7, 58: 7})
+    assert states(CANCELLED, 44, 52, 57, slots=8, counters=running) == ["room", "full", "room"]
+
+
 def test_an_end_that_is_not_known() -> None:
     unfinished = [stay(1, 0, 0, None)]
     assert states(unfinished, 50, slots=1) == ["full"]
