@@ -259,7 +259,7 @@ async def planned(findings: dict[str, Finding], engine: str = "vllm", **server: 
 async def test_sniffing_first_then_the_proxy() -> None:
     made = await planned({"sniff": Finding(True), "vllm-metrics": Finding(True)})
     assert [c.name for c in made.data_path] == ["sniff", "proxy"]
-    assert " --sniff lo:" in made.command and made.command.endswith("-o run.trace")
+    assert " --sniff any:" in made.command and made.command.endswith("-o run.trace")
     made = await planned({"sniff": Finding(False, "no right")})
     assert "--proxy :9000" in made.command
     assert "sniff: " in made.text() and "not here: no right" in made.text()

@@ -110,7 +110,8 @@ def _data_path(ctx: Context, findings: Mapping[str, Finding]) -> list[Choice]:
     sniff = findings.get("sniff") or _may_sniff(ctx)
     parts = urlsplit(ctx.api.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    how = f"--sniff {'lo' if (parts.hostname or '') in ('localhost', '127.0.0.1', '::1') else 'any'}:{port}"
+    # All interfaces: a server that one reaches by loopback here has clients elsewhere as a rule.
+    how = f"--sniff any:{port}"
     return [
         Choice("sniff", GIVES["sniff"], sniff.available, sniff.reason, how),
         Choice("proxy", GIVES["proxy"], True, None, "--proxy :9000"),

@@ -61,7 +61,7 @@ class Pid(click.ParamType[Any]):
     "-o", "--output", "out", type=click.Path(path_type=Path), metavar="T.trace", help="The trace to write; must not exist."
 )
 @click.option("--proxy", type=Address(), metavar="[HOST]:PORT", help="Listen here and pass requests on. Port 0 takes a free one.")
-@click.option("--sniff", metavar="IFACE:PORT", help="See requests on the wire instead, passively: lo:8000 (plain HTTP, root).")
+@click.option("--sniff", metavar="IFACE:PORT", help="See requests on the wire instead, passively: any:8000 (plain HTTP, root).")
 @click.option("--otlp", type=Address(), metavar="[HOST]:PORT", help="Receive OTLP spans: HTTP here (4318), gRPC one port below.")
 @click.option("--kv-events", metavar="tcp://HOST:PORT", help="Where KV events are published; else from the server's own flags.")
 @click.option("--kv-replay", metavar="tcp://HOST:PORT", help="Where missed KV events are given again.")
@@ -129,7 +129,7 @@ def command(
     \b
     Examples:
       hoptrace attach http://127.0.0.1:8000 --explain
-      hoptrace attach http://127.0.0.1:8000 --sniff lo:8000 -o run.trace
+      hoptrace attach http://127.0.0.1:8000 --sniff any:8000 -o run.trace
       hoptrace attach http://127.0.0.1:8080 --proxy :9000 --duration 60s --json -o run.trace
       hoptrace attach http://prefill:8100 http://decode:8200 --proxy :9000 -o pd.trace
       hoptrace attach http://127.0.0.1:8080 -o counters.trace          no requests, what the engine tells
