@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from hoptrace.collectors.engines.vllm_join import Join
 from hoptrace.collectors.engines.vllm_moves import mechanism_of, transfers
 from hoptrace.collectors.engines.vllm_sums import Sums
 from hoptrace.collectors.engines.vllm_told import Told
-from hoptrace.collectors.engines.vllm_watched import Watched, end_reason, role_of, tier_of
+from hoptrace.collectors.engines.vllm_watched import Families, Watched, end_reason, role_of, tier_of
 
 CONFIG = {"block_size_tokens": 16, "block_count": 100, "kv_capacity_tokens": 1600}
 MS = 1_000_000
@@ -166,6 +167,26 @@ def test_open_runs_are_written_each_second(rows: Rows) -> None:
     count = len(runs)
     w.close()
     assert len(rows.by["residency"]) == count, "closing twice writes nothing twice"
+
+
+def test_sequences_of_one_request_on_two_ranks(rows: Rows) -> None:
+    """n = 2 on two ranks, the second rank's records later but its token earlier: first and last of both, each its own stay."""
+    families: Families = OrderedDict()
+    a, b = (Watched("s", rank, CONFIG, lambda t: t, rows.emit, families) for rank in (0, 1))
+    a.told(told_of(1, "0_cmpl-x-0-01234567", 8))
+    a.step(step(0, [(1, 8, 0, 0)], new=[1], at=5, y=[1], m=[1], f=[[1, "length"]]))
+    b.told(told_of(1, "1_cmpl-x-0-01234567", 8))
+    b.step(step(0, [(1, 8, 0, 0)], new=[1], at=2, y=[1], m=[1]))
+    b.step(step(1, [(1, 1, 8, 1)], at=9, y=[1], m=[1], f=[[1, "length"]]))
+    merged: dict[str, Any] = {}
+    for row in rows.by["requests"]:
+        merged |= {k: v for k, v in row.items() if v is not None}
+    assert merged["request_id"] == "cmpl-x"
+    assert (merged["first_token_ns"], merged["last_token_ns"], merged["finish_ns"]) == (28 * MS, 98 * MS, 98 * MS)
+    assert merged["scheduled_ns"] == 20 * MS
+    # The name again, later, is another request
+    a.told({"k": "a", "t": 500 * MS, "l": [[2, "cmpl-x-0-76543210", 8, 50, 0, 500 * MS, 0]]})
+    assert rows.by["requests"][-1]["queued_ns"] == 500 * MS
 
 
 def test_memory_is_bounded_where_ends_are_never_told(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

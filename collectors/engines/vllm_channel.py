@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,7 +13,7 @@ from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines.vllm_rings import Open, Search, search
 from hoptrace.collectors.engines.vllm_told import Told
-from hoptrace.collectors.engines.vllm_watched import Watched
+from hoptrace.collectors.engines.vllm_watched import Families, Watched
 from hoptrace.collectors.links import readings
 from hoptrace.manifest import Manifest
 
@@ -56,6 +56,11 @@ def _search(ctx: Context) -> Search:
     return search(ctx.options.channels, found.pid)
 
 
+def _time_of(item: tuple[int, dict[str, Any]]) -> int:
+    t = item[1]["t"]
+    return t if isinstance(t, int) else max((x for x in t if isinstance(x, int)), default=0)
+
+
 class VllmChannel:
     """Reads the channels of the server's processes."""
 
@@ -67,6 +72,7 @@ class VllmChannel:
         self._gone: set[str] = set()
         self._watched: dict[int, Watched] = {}
         self._past: list[Watched] = []
+        self._families: Families = OrderedDict()
         self._lives: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: Told | None = None
         self._config: dict[str, Any] = {}
@@ -203,7 +209,9 @@ class VllmChannel:
         if channel.role == "engine":
             watched = self._watched.get(channel.engine)
             if watched is None:
-                watched = self._watched[channel.engine] = Watched(server, channel.engine, self._config, convert, self._emit)
+                watched = self._watched[channel.engine] = Watched(
+                    server, channel.engine, self._config, convert, self._emit, self._families
+                )
                 self._told.take(None)
                 watched.base = self._told.last.get(channel.engine, -1) + 1
                 self._told.joins[channel.engine] = watched.join
@@ -234,6 +242,9 @@ class VllmChannel:
         told = self._told
         if told is None or self._ctx.writer is None:
             return
+        if len(self._watched) > 1:
+            # By time: a request's sequences may run on several ranks.
+            self._watch_todo = deque(sorted(self._watch_todo, key=_time_of))
         while self._watch_todo:
             engine, record = self._watch_todo.popleft()
             self._guarded(self._watch, self._watched[engine], record)

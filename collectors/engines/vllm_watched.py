@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import pvariance
@@ -16,6 +17,7 @@ RUN_NS = 1_000_000_000
 """A run of residency that is still open is cut and written after this time, so that a kill of hoptrace loses no more."""
 
 _MOST = 1 << 17
+_FAMILIES = 1 << 16
 ABORTS = {"abort", "FINISHED_ABORTED"}
 _ERRORS = {"error", "FINISHED_ERROR", "FINISHED_IGNORED"}
 
@@ -42,14 +44,45 @@ def role_of(flags: int, kv_role: Any) -> str:
 
 
 @dataclass(slots=True)
+class Family:
+    """What the sequences of one request (n > 1, several prompts) have in common: the first and the last of all.
+
+    They may run on several data-parallel ranks, whose records come one rank after the other: an earlier first may come later.
+    """
+
+    name: str
+    queued_ns: int
+    live: int = 0
+    scheduled_ns: int | None = None
+    first_ns: int | None = None
+    last_ns: int | None = None
+    finish_ns: int = 0
+
+
+Families = OrderedDict[str, Family]
+
+
+def family_of(families: Families, engine_id: str, queued_ns: int) -> Family:
+    """The family of a sequence that begins; another one where the client uses a name again."""
+    name = readings(engine_id)[0][0]
+    family = families.get(name)
+    if family is None or (not family.live and queued_ns > family.finish_ns):
+        family = families[name] = Family(name, queued_ns)
+        if len(families) > _FAMILIES:
+            families.popitem(last=False)
+    family.queued_ns = min(family.queued_ns, queued_ns)
+    family.live += 1
+    return family
+
+
+@dataclass(slots=True)
 class _Request:
-    """``whole``: its beginning was seen. ``reach``: tokens of its sequence that were computed at some time."""
+    """``family``: null where its beginning was not seen. ``reach``: tokens of its sequence that were computed at some time."""
 
     engine_id: str
     prompt: int | None
     flags: int
-    whole: bool
-    family: str = ""
+    family: Family | None
     index: int = 0
     scheduled_ns: int | None = None
     reach: int = 0
@@ -62,17 +95,6 @@ class _Request:
 
 
 @dataclass(slots=True)
-class _Family:
-    """What the sequences of one request (n > 1, several prompts) have in common: the first and the last of all."""
-
-    queued_ns: int
-    live: int = 0
-    scheduled_ns: int | None = None
-    first_ns: int | None = None
-    last_ns: int | None = None
-
-
-@dataclass(slots=True)
 class Watched:
     """One engine. ``convert`` takes CLOCK_MONOTONIC ns to the trace clock; ``emit`` writes rows of requests."""
 
@@ -81,13 +103,13 @@ class Watched:
     config: Mapping[str, Any]
     convert: Callable[[int], int]
     emit: Emit
+    families: Families = field(default_factory=OrderedDict)
     join: Join = field(default_factory=Join)
     base: int = 0
     last_step: int = -1
     partial: int = 0
     unknown: int = 0
     _requests: dict[int, _Request] = field(default_factory=dict)
-    _families: dict[str, _Family] = field(default_factory=dict)
     _end_ns: int | None = None
 
     def restart(self, config: Mapping[str, Any]) -> None:
@@ -95,7 +117,6 @@ class Watched:
         self.close()
         self.base, self.config = self.last_step + 1, config
         self._requests.clear()
-        self._families.clear()
         self.join.restart()
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -105,29 +126,24 @@ class Watched:
         for number, engine_id, prompt, most, priority, queued, flags in record["l"]:
             if number in self._requests:
                 continue
-            self._requests[number] = r = _Request(engine_id, prompt, flags, queued is not None)
+            queued_ns = None if queued is None else self.convert(queued)
+            family = None if queued_ns is None else family_of(self.families, engine_id, queued_ns)
+            self._requests[number] = r = _Request(engine_id, prompt, flags, family)
             if len(self._requests) > _MOST:
                 self._forget()
-            if queued is None:
+            if family is None:
                 self.partial += 1
                 continue
-            queued_ns = self.convert(queued)
-            r.family = readings(engine_id)[0][0]
-            family = self._families.setdefault(r.family, _Family(queued_ns))
-            family.live += 1
-            row = {"request_id": r.family, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
+            row = {"request_id": family.name, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
             self.emit(r.engine_id, "requests", row | {"prompt_tokens": prompt, "max_tokens": most}, False)
             self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns}, False)
 
     def _forget(self) -> None:
         """Of the oldest no end was ever told (the plug-in was off, or records were missed)."""
         r = self._requests.pop(next(iter(self._requests)))
-        if r.whole:
+        if r.family is not None:
             self._write_run(r)
-            family = self._families[r.family]
-            family.live -= 1
-            if not family.live:
-                del self._families[r.family]
+            r.family.live -= 1
 
     def gone(self, record: Mapping[str, Any]) -> None:
         """Record "x"."""
@@ -140,20 +156,23 @@ class Watched:
 
     def _end(self, number: int, said: str, time_ns: int) -> None:
         r = self._requests.pop(number, None)
-        if r is None or not r.whole:
+        if r is None or r.family is None:
             return
         self._write_run(r)
         reason = end_reason(said, sent_on=bool(r.flags & 1))
-        family = self._families[r.family]
-        row: dict[str, Any] = {"last_token_ns": family.last_ns, "finish_ns": time_ns}
+        family = r.family
+        family.live -= 1
+        family.finish_ns = max(family.finish_ns, time_ns)
+        row: dict[str, Any] = {
+            "scheduled_ns": family.scheduled_ns,
+            "last_token_ns": family.last_ns,
+            "finish_ns": family.finish_ns,
+        }
         if reason == "cancelled":
             row["error"] = "aborted in the engine"
         elif reason == "failed":
             row["error"] = "failed in the engine"
         self.emit(r.engine_id, "requests", row, False)
-        family.live -= 1
-        if not family.live:
-            del self._families[r.family]
         stay = {"end_ns": time_ns, "end_reason": reason, "scheduled_ns": r.scheduled_ns}
         stay |= {"resumed_tokens": r.resumed or None, "recomputed_tokens": r.recomputed or None}
         if r.found is not None:
@@ -225,15 +244,15 @@ class Watched:
     def _resident(self, r: _Request, step: int, tokens: int, before: int, decoding: bool, start_ns: int, resumes: bool) -> None:
         if r.scheduled_ns is None:
             r.scheduled_ns, r.found = start_ns, before
-            if r.whole and (family := self._families[r.family]).scheduled_ns is None:
-                family.scheduled_ns = start_ns
+            if r.family is not None:
+                r.family.scheduled_ns = min(r.family.scheduled_ns or start_ns, start_ns)
         if resumes:
             r.resumed += min(before, r.reach)
             r.preempted = True
         if before < r.reach and not decoding:
             r.recomputed += min(r.reach, before + tokens) - before
         r.reach = max(r.reach, before + tokens) if not decoding else max(r.reach, before + 1)
-        if not r.whole:
+        if r.family is None:
             return
         phase = "decode" if decoding else "chunk"
         run = r.run
@@ -274,20 +293,20 @@ class Watched:
         time_ns = self.convert(record.get("g") or record["t"][3])
         for q, count in zip(record["y"], record["m"], strict=True):
             r = self._requests.get(q)
-            if r is None or not r.whole or not count:
+            if r is None or r.family is None or not count:
                 continue
             row = {"index": r.index, "time_ns": time_ns, "count": count, "coalesced": False, "vantage": "engine"}
             r.index += count
-            family = self._families[r.family]
-            family.last_ns = time_ns
-            if family.first_ns is None:
+            family = r.family
+            family.last_ns = max(family.last_ns or time_ns, time_ns)
+            if family.first_ns is None or time_ns < family.first_ns:
                 family.first_ns = time_ns
                 times = {"engine_first_token_ns": time_ns, "first_token_ns": time_ns, "scheduled_ns": family.scheduled_ns}
                 self.emit(r.engine_id, "requests", times, False)
             self.emit(r.engine_id, "tokens", row, False)
         for number, _, local, external in record.get("ps", ()):
             r = self._requests.get(number)
-            if r is not None and r.whole and local is not None and external is not None:
+            if r is not None and r.family is not None and local is not None and external is not None:
                 if r.found is not None:
                     # The last token of a prompt that was found whole is computed again, for what follows it.
                     r.recomputed += max(0, local + external - r.found)
@@ -310,7 +329,7 @@ class Watched:
     def flush(self) -> None:
         """Write the runs that are open."""
         for r in self._requests.values():
-            if r.whole:
+            if r.family is not None:
                 self._write_run(r)
 
     def close(self) -> None:
