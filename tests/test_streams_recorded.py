@@ -1,4 +1,4 @@
-"""Streams that a real vLLM 0.32.0 sent (tests/data/streams), through the recorder: totals as the server told, every token once."""
+"""Streams that a real vLLM 0.32.0 sent (tests/data/streams), through the recorder: its totals, and every token once."""
 
 from __future__ import annotations
 
