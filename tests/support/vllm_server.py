@@ -6,8 +6,10 @@ entry points is put on the server's path.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -151,5 +153,13 @@ def start(
     path = os.pathsep.join([str(plugin_path(folder / "path")), *filter(None, [(env or {}).get("PYTHONPATH")])])
     environment = os.environ | ENVIRONMENT | (env or {}) | {"PYTHONPATH": path}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True, preexec_fn=_with_parent
+        )
     return VllmServer(port, log, process)
+
+
+def _with_parent() -> None:
+    """A server does not outlive the test run that started it, however that ends (prctl(2), PR_SET_PDEATHSIG); its own children
+    end with it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
