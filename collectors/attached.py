@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from hoptrace.collectors.session import Session
 
 __all__ = ["attached"]
@@ -17,7 +19,7 @@ __all__ = ["attached"]
 @contextmanager
 def attached(url: str | Sequence[str], out: Path | str, **options: Any) -> Iterator[Session]:
     """A :class:`Session` in a thread with an event loop of its own, for programs that have none. Same arguments, same errors."""
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="hoptrace-session", daemon=True)
     thread.start()
 
