@@ -42,20 +42,21 @@ _SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT = re.compile(r"^(cmpl-.+)-(\d{1,4})$")
 
 
-def readings(engine_id: str) -> list[tuple[str, int]]:
-    """What an engine's identifier may be to the client, and which of the request's sequences it is then; likeliest first.
+def readings(engine_id: str) -> list[tuple[str, int, int]]:
+    """What an engine's identifier may be to the client, and which of its prompts and which of that prompt's sequences it is then;
+    likeliest first.
 
     A client's own identifier may end like something that the engine adds: which reading is right is told by what is claimed.
     """
-    sequence = 0
+    choice = 0
     if m := _SEQUENCE.match(engine_id):
-        sequence, engine_id = int(m[1]), m[2]
+        choice, engine_id = int(m[1]), m[2]
     bare = _SUFFIX.sub("", engine_id)
     found = []
     for name in dict.fromkeys((bare, engine_id)):
         if m := _PROMPT.match(name):
-            found.append((m[1], sequence or int(m[2])))
-        found.append((name, sequence))
+            found.append((m[1], int(m[2]), choice))
+        found.append((name, 0, choice))
     return found
 
 
@@ -79,6 +80,7 @@ class Links:
         self._parked_rows = 0
         self._stays: OrderedDict[int, dict[str | None, int]] = OrderedDict()
         self._headers: OrderedDict[str, tuple[int, set[str | None]]] = OrderedDict()
+        self._choices: OrderedDict[int, int] = OrderedDict()
         self.primary = False
         self.late = 0
 
@@ -105,6 +107,14 @@ class Links:
         self._next += 1
         return self._next - 1
 
+    def choices(self, number: int, n: int) -> None:
+        """Request ``number`` has ``n`` sequences of each prompt. The answer numbers its choices prompt by prompt, and so does the
+        trace; as long as nobody tells, ``n`` is taken from the sequences that have come (an engine takes in those of a prompt
+        before those of the next)."""
+        self._choices[number] = max(n, self._choices.get(number, 1))
+        while len(self._choices) > _KNOWN:
+            self._choices.popitem(last=False)
+
     def stage(self, number: int, server: str | None) -> int:
         """Order of the request's stay on ``server`` among its stays; a new stay is the next one."""
         stays = self._stays.setdefault(number, {})
@@ -123,8 +133,7 @@ class Links:
         if before is not None and before != number:
             self.late += 1  # its rows already stand under a number of their own
         self._remember(client_id, number)
-        for engine_id in self._waiting.get(client_id, ())[:]:
-            self._release(engine_id, number)
+        self._release_all(client_id, number)
 
     def add(self, engine_id: str, table: str, row: dict[str, Any], now_ns: int, *, done: bool = False) -> None:
         """Write a row of the request that ``engine_id`` means.
@@ -139,12 +148,12 @@ class Links:
             self._remember(key[0], self.new())
             self._own.add(self._known[key[0]])
         if key is not None:
-            self._write(self._known[key[0]], key[1], table, row)
+            self._write(self._known[key[0]], key, table, row)
             return
         parked = self._parked.get(engine_id)
         if parked is None:
             parked = self._parked[engine_id] = _Parked()
-            for name, _ in readings(engine_id):
+            for name, _, _ in readings(engine_id):
                 self._waiting.setdefault(name, []).append(engine_id)
         parked.rows.append((table, row))
         parked.touched_ns = now_ns
@@ -163,7 +172,7 @@ class Links:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _claimed(self, engine_id: str) -> tuple[str, int] | None:
+    def _claimed(self, engine_id: str) -> tuple[str, int, int] | None:
         return next((r for r in readings(engine_id) if r[0] in self._known), None)
 
     def _give_up(self, engine_id: str) -> None:
@@ -172,6 +181,7 @@ class Links:
         if name not in self._known:
             self._remember(name, self.new())
             self._own.add(self._known[name])
+        self._learn(name, self._known[name])
         self._release(engine_id, self._known[name])
 
     def _remember(self, name: str, number: int) -> None:
@@ -185,20 +195,38 @@ class Links:
         if parked is None:
             return
         self._parked_rows -= len(parked.rows)
-        sequence = 0
-        for name, n in readings(engine_id):
-            theirs = self._waiting.get(name, [])
+        meant = (engine_id, 0, 0)
+        for reading in readings(engine_id):
+            theirs = self._waiting.get(reading[0], [])
             if engine_id in theirs:
                 theirs.remove(engine_id)
             if not theirs:
-                self._waiting.pop(name, None)
-            if self._known.get(name) == number:
-                sequence = n
+                self._waiting.pop(reading[0], None)
+            if self._known.get(reading[0]) == number:
+                meant = reading
         for table, row in parked.rows:
-            self._write(number, sequence, table, row)
+            self._write(number, meant, table, row)
 
-    def _write(self, number: int, sequence: int, table: str, row: dict[str, Any]) -> None:
+    def _release_all(self, name: str, number: int) -> None:
+        """Hand over the rows of all sequences of request ``number`` that wait under ``name``."""
+        self._learn(name, number)
+        for engine_id in self._waiting.get(name, ())[:]:
+            self._release(engine_id, number)
+
+    def _learn(self, name: str, number: int) -> None:
+        """How many sequences of a prompt there are, from all that wait: before any of them gets its place."""
+        for engine_id in self._waiting.get(name, ()):
+            self._choices_of(number, next(r for r in readings(engine_id) if r[0] == name))
+
+    def _choices_of(self, number: int, reading: tuple[str, int, int]) -> int:
+        """Sequences of each prompt, as far as is known with this one."""
+        if reading[2]:
+            self.choices(number, reading[2] + 1)
+        return self._choices.get(number, 1)
+
+    def _write(self, number: int, reading: tuple[str, int, int], table: str, row: dict[str, Any]) -> None:
         row["request"] = number
+        sequence = reading[1] * self._choices_of(number, reading) + reading[2]
         if table in ("stages", "tokens", "residency"):
             row.setdefault("sequence", sequence)
         if table == "stages":

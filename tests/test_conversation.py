@@ -199,3 +199,18 @@ def test_the_servers_identifier_joins_what_the_engine_says(recorder: Recorder) -
     talk.from_client(ask({}, "x-request-id: me", path="/v1/chat/completions"), 3)
     all_work(pair.recorders[0])
     assert pair.links.find("chatcmpl-me-0123abcd") == 1
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_cached_count_of_several_sequences_is_no_sequences_own(recorder: Recorder, choices: int) -> None:
+    """vLLM 0.32 tells of n = 2, a prompt of 70 tokens, `cached_tokens: 64`: of the second sequence, the first found nothing."""
+    talk = Conversation(recorder)
+    talk.from_client(ask({"prompt": [1] * 70, "n": choices, "max_tokens": 9}), 1)
+    usage = {"prompt_tokens": 70, "completion_tokens": 9 * choices, "prompt_tokens_details": {"cached_tokens": 64}}
+    texts = [{"index": i, "text": "x", "finish_reason": "length"} for i in range(choices)]
+    body = json.dumps({"id": "cmpl-a", "choices": texts, "usage": usage}).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    talk.from_server(head.encode() + body, 5)
+    all_work(recorder)
+    assert rows(recorder, "stages", "request")[0]["cached_tokens"] == (64 if choices == 1 else None)
+    assert rows(recorder, "requests", "request")[0]["output_tokens"] == 9 * choices

@@ -40,12 +40,12 @@ def rows_of(kept: Kept) -> list[tuple[str, int, Any]]:
 @pytest.mark.parametrize(
     ("told", "meant"),
     [
-        ("cmpl-abc", [("cmpl-abc", 0)]),
-        ("cmpl-abc-2-1a2b3c4d", [("cmpl-abc", 2), ("cmpl-abc-2", 0), ("cmpl-abc-2-1a2b3c4d", 0)]),
-        ("3_chatcmpl-9f-1a2b3c4d", [("chatcmpl-9f", 3), ("chatcmpl-9f-1a2b3c4d", 3)]),
+        ("cmpl-abc", [("cmpl-abc", 0, 0)]),
+        ("cmpl-abc-2-1a2b3c4d", [("cmpl-abc", 2, 0), ("cmpl-abc-2", 0, 0), ("cmpl-abc-2-1a2b3c4d", 0, 0)]),
+        ("3_chatcmpl-9f-1a2b3c4d", [("chatcmpl-9f", 0, 3), ("chatcmpl-9f-1a2b3c4d", 0, 3)]),
     ],
 )
-def test_what_an_engines_identifier_may_mean(told: str, meant: list[tuple[str, int]]) -> None:
+def test_what_an_engines_identifier_may_mean(told: str, meant: list[tuple[str, int, int]]) -> None:
     assert readings(told) == meant
 
 
@@ -72,6 +72,24 @@ def test_sequences_of_one_request() -> None:
         links.add(f"{n}_chatcmpl-x-1a2b3c4{n}", "tokens", {"x": n}, 1)
     links.claim(links.new(), "chatcmpl-x")
     assert sorted((r["sequence"], r["x"], r["request"]) for _, r in kept.rows) == [(0, 0, 0), (1, 1, 0), (2, 2, 0)]
+
+
+BATCH = [(f"{choice}_cmpl-x-{prompt}-1a2b3c4{prompt}", 2 * prompt + choice) for prompt in range(3) for choice in range(2)]
+
+
+@pytest.mark.parametrize("primary", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_sequences_of_several_prompts_have_the_numbers_of_their_choices(primary: bool, before: bool) -> None:
+    """vLLM 0.32, three prompts with n = 2: each sequence its own number, that of the choice in the answer."""
+    links, kept = make(primary)
+    number = links.new()
+    if before:
+        links.claim(number, "cmpl-x")
+        links.choices(number, 2)
+    for engine_id, _ in BATCH if not before else reversed(BATCH):
+        links.add(engine_id, "tokens", {"x": engine_id}, 1)
+    links.claim(number, "cmpl-x")
+    assert sorted((r["x"], r["sequence"]) for _, r in kept.rows) == sorted(BATCH)
 
 
 def test_without_a_primary_each_identifier_is_a_request_at_once() -> None:

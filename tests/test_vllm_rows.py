@@ -137,6 +137,33 @@ def test_the_life_of_a_request(rows: Rows) -> None:
     assert request["last_token_ns"] == rows.by["tokens"][-1]["time_ns"] == 48 * MS + 1000
 
 
+def test_a_request_that_is_aborted_while_a_step_is_under_way(rows: Rows) -> None:
+    """vLLM takes aborts while it waits for the model: "x" comes before the "c" of the step, which computed its token all the same
+    (recorded so of vLLM 0.32: a client that left)."""
+    w = watched(rows)
+    w.told(told_of(1, "r", 40))
+    w.told(told_of(2, "s", 20))
+    w.step(step(0, [(1, 40, 0, 0)], new=[1], y=[1], m=[1]))
+    w.step(step(1, [(1, 1, 40, 1)], y=[1], m=[1]))
+    w.gone({"k": "x", "t": 23 * MS, "l": [[1, "FINISHED_ABORTED"], [2, "FINISHED_ABORTED"]]})
+    row = w.step(step(2, [(1, 1, 41, 2), (2, 20, 0, 0)], new=[1]))
+    w.step(step(3, [(9, 1, 41, 2)]))
+    w.flush()
+    assert (row["decode_tokens"], row["prefill_tokens"]) == (1, 20)
+    runs = [(r["who"], r["first_step"], r["last_step"], r["phase"], r["tokens_per_step"]) for r in rows.by["residency"]]
+    assert runs == [("r", 0, 0, "chunk", 40), ("r", 1, 1, "decode", 1), ("r", 2, 2, "decode", 1), ("s", 2, 2, "chunk", 20)]
+    assert rows.last("requests", "r")["output_tokens"] == 2 and rows.last("requests", "s")["output_tokens"] == 0
+    assert rows.last("stages", "s")["scheduled_ns"] == rows.last("requests", "s")["scheduled_ns"] == 20 * MS + 1000
+    assert not w._leaving and w.unknown == 1
+
+
+def test_prompts_of_a_batch_add_up(rows: Rows) -> None:
+    w = watched(rows)
+    for number, prompt in enumerate((40, 40, 30, 30)):
+        w.told(told_of(number, f"{number % 2}_cmpl-x-{number // 2}-1a2b3c4d", prompt))
+    assert rows.by["requests"][-1]["prompt_tokens"] == 70, "each prompt once, whatever n"
+
+
 def test_equal_shares_are_one_run_and_a_gap_is_skipped(rows: Rows) -> None:
     w = watched(rows)
     w.told(told_of(1, "r", 4))

@@ -14,6 +14,7 @@ from hoptrace.collectors.engines.hashing import HashKey, Prompt, keyed, messages
 __all__ = ["Asked", "model_name", "read_body", "session_of", "tenant_of"]
 
 _MAX = 1 << 53
+_MOST_CHOICES = 10_000
 _SESSION_HEADERS = ("x-session-id", "x-conversation-id", "x-chat-id", "x-openwebui-chat-id", "session-id")
 _SESSION_FIELDS = ("session_id", "conversation_id", "conversation", "chat_id", "prompt_cache_key", "user")
 
@@ -21,7 +22,8 @@ _SESSION_FIELDS = ("session_id", "conversation_id", "conversation", "chat_id", "
 @dataclass(slots=True)
 class Asked:
     """``role``: what the server is to do for it, by vLLM's ``kv_transfer_params``. ``messages``: a chat's, one by one;
-    ``speakers``: their roles; ``continues``: identifier of the answer that it continues (OpenAI Responses)."""
+    ``speakers``: their roles; ``continues``: identifier of the answer that it continues (OpenAI Responses); ``choices``:
+    sequences of each prompt."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -32,6 +34,7 @@ class Asked:
     request_id: str | None = None
     session: str | None = None
     continues: str | None = None
+    choices: int = 1
     messages: list[str] = field(default_factory=list)
 
     def columns(self) -> dict[str, Any]:
@@ -72,6 +75,7 @@ def read_body(body: bytes) -> Asked | None:
         request_id=request_id if isinstance(request_id, str) and request_id else None,
         session=_told(asked.get(name) for name in _SESSION_FIELDS),
         continues=continues if isinstance(continues, str) and continues else None,
+        choices=n if type(n := asked.get("n")) is int and 1 < n <= _MOST_CHOICES else 1,
         messages=messages_of(asked) or [],
     )
 

@@ -141,6 +141,8 @@ class Exchange:
         self._row |= {k: v for k, v in asked.columns().items() if v is not None}
         if asked.request_id is not None and self.alone:
             self._claim_prefixed(asked.request_id)
+        if asked.choices > 1:
+            self.recorder.links.choices(self.number, asked.choices)
         self._role = self._stage["role"] = asked.role if self._role == "both" else self._role
         if self.first and self.recorder.key is not None:
             self._join(asked, self.recorder.key)
@@ -307,7 +309,9 @@ class Exchange:
             end_ns = None
         if reason == "done" and self._role == "prefill":
             reason = "handed over"
-        self._stage |= {"engine_request_id": answer.id, "cached_tokens": answer.cached_tokens, "end_ns": end_ns}
+        # Of several sequences servers tell a count of one of them (vLLM) or of all: that is not this sequence's.
+        cached = answer.cached_tokens if len(answer.sequences) < 2 else None
+        self._stage |= {"engine_request_id": answer.id, "cached_tokens": cached, "end_ns": end_ns}
         self._stage.setdefault("end_reason", reason)
         times = answer.engine_times(self._enqueued_ns) if self._enqueued_ns is not None else None
         if times is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from hoptrace.collectors.engines.step_times import Placed, StepTimes
@@ -27,6 +28,7 @@ class _Family:
     """Sequences of one request (n > 1, several prompts) that have ended so far."""
 
     prompts: dict[str, int] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
     output: int = 0
     ended: int = 0
     queued_ns: int | None = None
@@ -177,7 +179,6 @@ class Told:
         )
         times = [None if t is None else self.convert(t) for t in (queued, scheduled, first, last)]
         family = self._family(who, times[0])
-        again = who in family.prompts
         family.prompts[who] = prompt or 0
         family.output += output or 0
         family.ended += 1
@@ -207,9 +208,11 @@ class Told:
             "enqueued_ns": times[0], "scheduled_ns": times[1], "end_ns": times[3], "cached_tokens": cached,
             "end_reason": end_reason(said, sent_on=self.config.get("kv_role") == "kv_producer"),
         }  # fmt: skip
-        if again:
+        prompt_index = readings(who)[0][1]
+        if prompt_index in family.used:
             # n > 1: all sequences end under one name; they are numbered as they end.
-            stay["sequence"] = family.ended - 1
+            stay["sequence"] = next(i for i in count() if i not in family.used)
+        family.used.add(stay.get("sequence", prompt_index))
         if cached is not None and not self.config.get("kv_connector"):
             stay["cached_device_tokens"] = cached
         self.emit(who, "stages", stay, True)

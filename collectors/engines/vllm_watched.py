@@ -53,10 +53,18 @@ class Family:
     name: str
     queued_ns: int
     live: int = 0
+    prompts: dict[int, int | None] = field(default_factory=dict)
+    output: int = 0
     scheduled_ns: int | None = None
     first_ns: int | None = None
     last_ns: int | None = None
     finish_ns: int = 0
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of all its prompts; null where one of them is not known."""
+        known = [n for n in self.prompts.values() if n is not None]
+        return sum(known) if len(known) == len(self.prompts) else None
 
 
 Families = OrderedDict[str, Family]
@@ -110,6 +118,7 @@ class Watched:
     partial: int = 0
     unknown: int = 0
     _requests: dict[int, _Request] = field(default_factory=dict)
+    _leaving: dict[int, tuple[_Request, int]] = field(default_factory=dict)
     _end_ns: int | None = None
 
     def restart(self, config: Mapping[str, Any]) -> None:
@@ -117,6 +126,7 @@ class Watched:
         self.close()
         self.base, self.config = self.last_step + 1, config
         self._requests.clear()
+        self._leaving.clear()
         self.join.restart()
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -134,8 +144,9 @@ class Watched:
             if family is None:
                 self.partial += 1
                 continue
+            family.prompts[readings(engine_id)[0][1]] = prompt
             row = {"request_id": family.name, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
-            self.emit(r.engine_id, "requests", row | {"prompt_tokens": prompt, "max_tokens": most}, False)
+            self.emit(r.engine_id, "requests", row | {"prompt_tokens": family.prompt_tokens, "max_tokens": most}, False)
             self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns}, False)
 
     def _forget(self) -> None:
@@ -146,8 +157,10 @@ class Watched:
             r.family.live -= 1
 
     def gone(self, record: Mapping[str, Any]) -> None:
-        """Record "x"."""
+        """Record "x". A step that was under way then has computed its share of them all the same."""
         for number, status in record["l"]:
+            if (r := self._requests.get(number)) is not None:
+                self._leaving[number] = r, record["t"]
             self._end(number, status, self.convert(record["t"]))
 
     def _stay(self, r: _Request) -> dict[str, Any]:
@@ -167,6 +180,8 @@ class Watched:
             "scheduled_ns": family.scheduled_ns,
             "last_token_ns": family.last_ns,
             "finish_ns": family.finish_ns,
+            # Also of one that was aborted: its tokens were computed. A prefill's one token is its decoder's.
+            "output_tokens": None if r.flags & 1 else family.output,
         }
         if reason == "cancelled":
             row["error"] = "aborted in the engine"
@@ -195,7 +210,7 @@ class Watched:
         decodes: list[tuple[int, int]] = []
         plain = [0, 0, 0, 0]
         for j, (q, tokens, before, made) in enumerate(zip(record["q"], record["z"], record["b"], record["o"], strict=True)):
-            r = self._requests.get(q)
+            r = self._requests.get(q) or self._leaving.get(q, (None, 0))[0]
             prompt = r.prompt if r is not None else None
             self.unknown += r is None
             context = j >= fresh or made == 0
@@ -213,9 +228,21 @@ class Watched:
                     r, number, tokens, before, decoding, start, j in again or (j >= fresh and r.scheduled_ns is not None)
                 )
         self.join.step(record["n"], (plain[0], plain[1], plain[2], plain[3]), number)
+        self._left(record)
         self._preempted(record)
         self._results(record)
         return self._row(record, number, start, update1, (schedule1 - schedule0, update1 - update0), chunks, decodes)
+
+    def _left(self, record: Mapping[str, Any]) -> None:
+        """Those who were ended while this step, or one scheduled before their end, was under way."""
+        for number, (r, gone) in list(self._leaving.items()):
+            if number in record["q"] and r.family is not None:
+                self._write_run(r)
+                times = {"scheduled_ns": r.family.scheduled_ns}
+                self.emit(r.engine_id, "requests", times, False)
+                self.emit(r.engine_id, "stages", self._stay(r) | {"scheduled_ns": r.scheduled_ns}, True)
+            elif record["t"][0] > gone:
+                del self._leaving[number]
 
     def _row(
         self, record: Mapping[str, Any], number: int, start: int, end: int, spent: tuple[int, int],
@@ -297,6 +324,7 @@ class Watched:
                 continue
             row = {"index": r.index, "time_ns": time_ns, "count": count, "coalesced": False, "vantage": "engine"}
             r.index += count
+            r.family.output += count
             family = r.family
             family.last_ns = max(family.last_ns or time_ns, time_ns)
             if family.first_ns is None or time_ns < family.first_ns:
