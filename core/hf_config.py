@@ -159,11 +159,13 @@ def _inside(root: Path, path: Path) -> Path:
     return path if root == Path("/") else root / str(path).lstrip("/")
 
 
-def weights_of(folder: Path) -> tuple[int | None, int] | None:
+def weights_of(folder: Path, held_bytes: int | None = None) -> tuple[int | None, int] | None:
     """(parameters, bytes) of a model's safetensors files, from their headers alone; null if there are none or one can't be read.
 
     Format: 8 bytes little-endian length of the header, the header in JSON, the data (https://github.com/huggingface/safetensors).
-    Parameters are null where tensors are packed (integer types): their elements are no weights.
+    Parameters are null where tensors are packed (integer types): their elements are no weights. ``held_bytes``: bytes that the
+    server keeps of each element of a plain floating type, where that is known; a model on the disk is often wider or narrower.
+    Files with packed or 8-bit tensors keep their size: what such a method does with its scales is its own.
     """
     files = sorted(folder.glob("*.safetensors"))[:_FILES]
     # Some repositories hold the same weights twice; the shards of the index are the model.
@@ -171,7 +173,7 @@ def weights_of(folder: Path) -> tuple[int | None, int] | None:
     chosen = shards if shards and len(shards) < len(files) else files
     if not chosen:
         return None
-    parameters, size, packed = 0, 0, False
+    parameters, size, packed, plain = 0, 0, False, True
     for file in chosen:
         try:
             with file.open("rb") as f:
@@ -187,8 +189,9 @@ def weights_of(folder: Path) -> tuple[int | None, int] | None:
                 end = max(end, int(tensor["data_offsets"][1]))
                 parameters += math.prod(int(n) for n in tensor["shape"])
                 packed |= tensor["dtype"] in ("I8", "U8", "I16", "I32", "U32", "I64")
+                plain &= tensor["dtype"] in ("F64", "F32", "F16", "BF16")
             if end != data:
                 return None  # the file is cut, or none
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
-    return (None if packed else parameters), size
+    return (None if packed else parameters), (parameters * held_bytes if plain and held_bytes is not None else size)

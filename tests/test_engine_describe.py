@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.pages import ENGINES, Pages, asked, context
+from test_hf_config import WIDTH, safetensors
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.engines import catalog, command_line, model_files
@@ -56,6 +57,28 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 # -- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "dtype", "size", "words"),
+    [
+        ({"dtype": "float32"}, "bfloat16", "float32", 4 * 203, None),
+        ({"dtype": "bfloat16"}, "float32", "bfloat16", 2 * 203, None),
+        ({}, "bfloat16", "bfloat16", 2 * 203, None),
+        ({"dtype": "auto"}, "float32", "auto", None, "what it is served in is not known"),
+        ({"dtype": "bfloat16", "quantization": "fp8"}, "bfloat16", "bfloat16", None, "quantised on loading (fp8)"),
+    ],
+)
+def test_bytes_of_weights_are_those_in_memory(
+    told: dict[str, str], files: str, dtype: str, size: int | None, words: str | None, tmp_path: Path
+) -> None:
+    """A bfloat16 model that is served in float32 has twice the bytes of its file, which each step reads."""
+    (tmp_path / "config.json").write_text(json.dumps(TOY | {"torch_dtype": files}))
+    safetensors(tmp_path / "model.safetensors", {"a": ("BF16", [10, 20]), "b": ("F32", [3])}, WIDTH)
+    server = Server(name="s", config=dict(told))
+    notes = model_files._fill(server, tmp_path)
+    assert (server.config["dtype"], server.weight_bytes, server.parameters) == (dtype, size, 203)
+    assert said(notes, words) if words else notes == []
 
 
 async def test_vllm_from_its_page_and_command_line(started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

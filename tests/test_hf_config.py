@@ -115,6 +115,13 @@ def test_size_and_parameters_from_the_headers(tmp_path: Path) -> None:
     assert weights_of(tmp_path) == (208, 422), "the same weights a second time are no more weights"
 
 
+def test_bytes_in_the_type_that_the_server_holds(tmp_path: Path) -> None:
+    safetensors(tmp_path / "model.safetensors", {"a": ("BF16", [10, 20]), "b": ("F32", [3])}, WIDTH)
+    assert weights_of(tmp_path, 4) == (203, 812) and weights_of(tmp_path, 2) == (203, 406)
+    safetensors(tmp_path / "model.safetensors", {"a": ("F8_E4M3", [10, 20]), "b": ("F32", [3])}, WIDTH)
+    assert weights_of(tmp_path, 2) == (203, 212), "quantised: the file's size"
+
+
 def test_packed_weights_have_a_size_and_no_number(tmp_path: Path) -> None:
     safetensors(tmp_path / "model.safetensors", {"q": ("I32", [100]), "s": ("BF16", [4])}, WIDTH)
     assert weights_of(tmp_path) == (None, 408)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hoptrace.collectors.context import Context
 from hoptrace.errors import InputError
 from hoptrace.hf_config import ModelConfig, find_config, read_config, weights_of
+from hoptrace.kv import DTYPE_BYTES
 from hoptrace.manifest import Server
 
 __all__ = ["fill_from_model", "places_of"]
@@ -77,17 +78,26 @@ def _fill(server: Server, folder: Path) -> list[str]:
     for name in ("architecture", "quantisation", "experts", "experts_per_token", "window_tokens", "vocabulary", "mla"):
         if (value := getattr(config, name)) and name not in server.config:
             server.config[name] = value
+    notes = []
     if config.dtype and server.config.get("dtype") in (None, "auto"):
-        server.config["dtype"] = config.dtype
-    found = weights_of(folder)
+        if config.dtype in ("float32", "float"):
+            # vLLM and SGLang serve such a model in 16 bits unless they are told --dtype float32 (or the platform has none).
+            notes.append(f"{server.name}: the model's files are float32; what it is served in is not known (--dtype tells).")
+        else:
+            server.config["dtype"] = config.dtype
+    dtype, method = server.config.get("dtype"), server.config.get("quantization")
+    held = DTYPE_BYTES.get(str(dtype).lower())
+    found = weights_of(folder, None if held is None else int(held))
     if found is None:
-        return []
+        return notes
     parameters, size = found
     if server.parameters is None:
         server.parameters = parameters
-    if server.weight_bytes is None:
+    if method not in (None, "", "None", "none") and config.quantisation is None:
+        notes.append(f"{server.name}: the weights are quantised on loading ({method}): their bytes in memory are not known.")
+    elif server.weight_bytes is None and (held is not None or config.quantisation is not None):
         server.weight_bytes = size
-    return []
+    return notes
 
 
 def _geometry(config: ModelConfig) -> dict[str, int | None]:
