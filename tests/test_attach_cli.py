@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -86,6 +87,23 @@ def test_a_signal_closes_the_trace(url: str, tmp_path: Path, number: signal.Sign
         time.sleep(0.3)
         running.send_signal(number)
         assert running.wait(30) == 0
+    assert hoptrace.open(out).manifest.closed
+
+
+def test_kill_int_reaches_what_a_script_started_in_the_background(url: str, tmp_path: Path) -> None:
+    """A shell without job control has SIGINT ignored for `command &`."""
+    out = tmp_path / "t.trace"
+    command = [sys.executable, "-m", "hoptrace", "attach", url, "-o", str(out)]
+    ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=ignoring) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline().startswith("Recording")
+        time.sleep(0.3)
+        running.send_signal(signal.SIGINT)
+        try:
+            assert running.wait(20) == 0
+        finally:
+            running.kill()
     assert hoptrace.open(out).manifest.closed
 
 

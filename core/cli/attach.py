@@ -214,7 +214,9 @@ async def _record(session: Session, duration_s: float | None, quiet: bool) -> No
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+        # nohup has SIGHUP ignored, and that is to stay. A shell script has SIGINT ignored for what it starts with `&`: who sends
+        # one to this process all the same (kill -INT) means it.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, asked)
     async with session:
         begin(err, session)
