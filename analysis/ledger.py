@@ -282,10 +282,12 @@ def _amplification(trace: Trace, rows: pl.DataFrame, output_tokens: int | None, 
 
 def _reuse(trace: Trace, requests: pl.DataFrame) -> Reuse:
     tiers = ("device", "host", "peer", "pool", "disk")
-    stays = trace.table("stages").join(requests.lazy().select("request", "prompt_tokens"), on="request", how="left").collect()
+    whole = requests.lazy().select("request", pl.col("prompt_tokens").alias("all_prompt_tokens"))
+    stays = trace.table("stages").join(whole, on="request", how="left").collect()
     knows = stays.filter(pl.col("cached_tokens").is_not_null())
     # A prompt is looked up once per stay: the denominator is counted as often as the numerator.
-    prompt = knows["prompt_tokens"]
+    # Of several prompts in one request each sequence has its own.
+    prompt = knows.select(pl.coalesce("prompt_tokens", "all_prompt_tokens")).to_series()
 
     def total(column: str) -> int | None:
         values = stays[column].drop_nulls()

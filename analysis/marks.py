@@ -75,6 +75,7 @@ def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.D
     stages = (
         trace.table("stages")
         .with_columns(pl.col("sequence").fill_null(0), pl.col("attempt").fill_null(0), pl.lit(1).alias("_stages"))
+        .rename({"prompt_tokens": "_own_prompt"})
         .collect()
     )
     base = requests.select(
@@ -99,7 +100,7 @@ def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.D
         "end_reason",
         "finish_ns",
         "failed",
-        (pl.col("prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
+        (pl.coalesce("_own_prompt", "prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
     )
 
 

@@ -117,6 +117,7 @@ STAGES = Table(
         _RANK,
         _s("role", "What the engine did for it.", *ROLES),
         _s("engine_request_id", "Identifier that the engine gave it."),
+        _n("prompt_tokens", "tokens", "Length of this sequence's own prompt; null where that is the request's."),
         _ns("enqueued_ns", "Handed to the engine."),
         _ns("scheduled_ns", "First worked on."),
         _ns("end_ns", "Left the engine."),

@@ -112,6 +112,8 @@ def test_reuse_by_tier_without_resumption() -> None:
     reuse = ledger(MemoryTrace({"requests": REQUESTS, "stages": stages})).reuse
     # Only the stay that knows counts, in the denominator too.
     assert (reuse.cached_tokens, reuse.prompt_tokens, reuse.share, reuse.resumed_tokens) == (4, 10, 0.4, 9)
+    batch = [{"request": 1, "sequence": i, "stage": 0, "cached_tokens": 2, "prompt_tokens": n} for i, n in enumerate((3, 7))]
+    assert ledger(MemoryTrace({"requests": REQUESTS, "stages": batch})).reuse.prompt_tokens == 10, "each prompt once"
     assert reuse.by_tier == {"device": 3, "host": 1, "peer": None, "pool": None, "disk": None}
 
 

@@ -173,7 +173,7 @@ def test_one_span_one_request() -> None:
     (call,) = calls.calls()
     assert call.done and call.stages() == [
         {"server": "s", "engine_request_id": "cmpl-a-0", "sequence": 0, "enqueued_ns": T0 + 20 * MS, "scheduled_ns": T0 + 40 * MS,
-         "end_ns": T0 + 390 * MS, "end_reason": "done"}
+         "end_ns": T0 + 390 * MS, "prompt_tokens": 50, "end_reason": "done"}
     ]  # fmt: skip
 
 

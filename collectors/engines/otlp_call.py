@@ -142,6 +142,7 @@ class Call:
             if said is not None:
                 row |= {
                     "role": said.role, "end_ns": said.engine_end_ns or said.finish_ns, "cached_tokens": said.cached_tokens,
+                    "prompt_tokens": said.prompt_tokens,
                     "end_reason": "failed" if said.error else "done",
                 }  # fmt: skip
             rows.append({n: v for n, v in row.items() if v is not None})

@@ -205,6 +205,7 @@ class Told:
             return  # the watched scheduler writes the stays, of each sequence by its name
         stay: dict[str, Any] = {
             "server": self.server, "dp_rank": engine, "role": role_of(0, self.config.get("kv_role")), "engine_request_id": who,
+            "prompt_tokens": prompt,
             "enqueued_ns": times[0], "scheduled_ns": times[1], "end_ns": times[3], "cached_tokens": cached,
             "end_reason": end_reason(said, sent_on=self.config.get("kv_role") == "kv_producer"),
         }  # fmt: skip
