@@ -81,6 +81,8 @@ class Links:
         self._stays: OrderedDict[int, dict[str | None, int]] = OrderedDict()
         self._headers: OrderedDict[str, tuple[int, set[str | None]]] = OrderedDict()
         self._choices: OrderedDict[int, int] = OrderedDict()
+        self._firsts: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._cached: OrderedDict[tuple[int, str | None], None] = OrderedDict()
         self.primary = False
         self.late = 0
 
@@ -114,6 +116,11 @@ class Links:
         self._choices[number] = max(n, self._choices.get(number, 1))
         while len(self._choices) > _KNOWN:
             self._choices.popitem(last=False)
+
+    def knows_cached(self, number: int, server: str | None) -> bool:
+        """Whether the engine itself has told what of request ``number`` it found in caches: its answer's usage counts less (vLLM's
+        says nothing of KV that came from elsewhere)."""
+        return (number, server) in self._cached
 
     def stage(self, number: int, server: str | None) -> int:
         """Order of the request's stay on ``server`` among its stays; a new stay is the next one."""
@@ -232,6 +239,17 @@ class Links:
         if table == "stages":
             row.setdefault("attempt", 0)
             row.setdefault("stage", self.stage(number, row.get("server")))
+            if row.get("cached_tokens") is not None:
+                self._cached[number, row.get("server")] = None
+                while len(self._cached) > _KNOWN:
+                    self._cached.popitem(last=False)
+        if table == "requests":
+            # Of several stays the first: when an engine had it, and when one began.
+            for name in ("queued_ns", "scheduled_ns"):
+                if row.get(name) is not None:
+                    row[name] = self._firsts[number, name] = min(row[name], self._firsts.get((number, name), row[name]))
+            while len(self._firsts) > _KNOWN:
+                self._firsts.popitem(last=False)
         if table == "requests" and number not in self._own:
             for name in OUTSIDE:
                 row.pop(name, None)

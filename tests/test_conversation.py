@@ -130,16 +130,20 @@ class Pair:
             all_work(recorder)
 
 
-def test_prefill_here_and_decode_there_is_one_request(recorder: Recorder) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_prefill_here_and_decode_there_is_one_request(recorder: Recorder, late: bool) -> None:
+    """``late``: nothing is looked into until both are over, and the decoder's recorder has its turn first (a busy machine)."""
     pair = Pair(recorder.writer, "p", "d")
     p, d = (Conversation(r) for r in pair.recorders)
     x = "X-Request-Id: abc"
     p.from_client(ask({"prompt": [1, 2], "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}, x), 10)
     p.from_server(HEAD + CHUNK + END, 20)
-    pair.all_work()
+    if not late:
+        pair.all_work()
     d.from_client(ask({"prompt": [1, 2], "max_tokens": 9, "kv_transfer_params": {"do_remote_prefill": True}}, x), 30)
     d.from_server(HEAD + CHUNK, 40)
     d.from_server(CHUNK + END, 50)
+    all_work(pair.recorders[1])
     pair.all_work()
     assert [(r["request"], r["time_ns"]) for r in rows(pair.recorders[0])] == [(0, 40), (0, 50)]
     (row,) = rows(pair.recorders[1], "requests", "request")
@@ -214,3 +218,21 @@ def test_a_cached_count_of_several_sequences_is_no_sequences_own(recorder: Recor
     all_work(recorder)
     assert rows(recorder, "stages", "request")[0]["cached_tokens"] == (64 if choices == 1 else None)
     assert rows(recorder, "requests", "request")[0]["output_tokens"] == 9 * choices
+
+
+def test_what_the_engine_found_in_caches_counts_and_not_the_answers_usage(recorder: Recorder) -> None:
+    """vLLM 0.32's decode server over NIXL: 70 tokens came from the prefill server, the usage tells none."""
+    talk = Conversation(recorder)
+    talk.from_client(ask({"prompt": [1] * 70, "max_tokens": 9}, "x-request-id: a"), 1)
+    all_work(recorder)
+    found = {"server": "toy", "cached_tokens": 70, "cached_peer_tokens": 70}
+    recorder.links.add("cmpl-a-0-1a2b3c4d", "stages", found, 3)
+    usage = {"prompt_tokens": 70, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}}
+    body = json.dumps(
+        {"id": "cmpl-a", "choices": [{"index": 0, "text": "x", "finish_reason": "length"}], "usage": usage}
+    ).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    talk.from_server(head.encode() + body, 5)
+    all_work(recorder)
+    (stage,) = rows(recorder, "stages", "request")
+    assert (stage["cached_tokens"], stage["cached_peer_tokens"], stage["end_reason"]) == (70, 70, "done")

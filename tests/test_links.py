@@ -74,6 +74,18 @@ def test_sequences_of_one_request() -> None:
     assert sorted((r["sequence"], r["x"], r["request"]) for _, r in kept.rows) == [(0, 0, 0), (1, 1, 0), (2, 2, 0)]
 
 
+def test_of_several_stays_the_first_is_when_an_engine_began() -> None:
+    links, kept = make()
+    links.claim(links.new(), "cmpl-a")
+    for server, queued in (("d", 50), ("p", 10), ("d", 60)):
+        times = {"queued_ns": queued, "scheduled_ns": queued + 5, "engine_first_token_ns": queued + 9}
+        links.add("cmpl-a-0-1a2b3c4d", "requests", times, 1)
+        links.add("cmpl-a-0-1a2b3c4d", "stages", {"server": server, "cached_tokens": 7 if server == "d" else None}, 1)
+    told = [(r["queued_ns"], r["scheduled_ns"], r["engine_first_token_ns"]) for t, r in kept.rows if t == "requests"]
+    assert told == [(50, 55, 59), (10, 15, 19), (10, 15, 69)]
+    assert links.knows_cached(0, "d") and not links.knows_cached(0, "p")
+
+
 BATCH = [(f"{choice}_cmpl-x-{prompt}-1a2b3c4{prompt}", 2 * prompt + choice) for prompt in range(3) for choice in range(2)]
 
 

@@ -250,6 +250,8 @@ def test_prefill_and_decode_sides(rows: Rows) -> None:
              f=[[1, "length"]])
     )  # fmt: skip
     assert w.identifier(2) == "d" and w.identifier(1) is None
+    assert [(t["who"], t["index"]) for t in rows.by["tokens"]] == [("d", 0)], "the prefill's token reaches nobody"
+    assert "engine_first_token_ns" not in rows.last("requests", "p")
     w.gone({"k": "x", "t": 90 * MS, "l": [[2, "FINISHED_ABORTED"]]})
     assert (rows.last("stages", "p")["role"], rows.last("stages", "p")["end_reason"]) == ("prefill", "handed over")
     stay = rows.last("stages", "d")

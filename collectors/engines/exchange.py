@@ -310,7 +310,8 @@ class Exchange:
         if reason == "done" and self._role == "prefill":
             reason = "handed over"
         # Of several sequences servers tell a count of one of them (vLLM) or of all: that is not this sequence's.
-        cached = answer.cached_tokens if len(answer.sequences) < 2 else None
+        known = self.recorder.links.knows_cached(self.number, self.recorder.server)
+        cached = answer.cached_tokens if len(answer.sequences) < 2 and not known else None
         self._stage |= {"engine_request_id": answer.id, "cached_tokens": cached, "end_ns": end_ns}
         self._stage.setdefault("end_reason", reason)
         times = answer.engine_times(self._enqueued_ns) if self._enqueued_ns is not None else None

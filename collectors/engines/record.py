@@ -74,6 +74,9 @@ class _Shared:
     def __init__(self) -> None:
         self.open: dict[int, Exchange] = {}
         self.sessions = Sessions()
+        # One queue for all: what comes to one server after it came to another is looked into after it.
+        self.notes: deque[tuple[Recorder, _Watcher, Callable[..., None], tuple[Any, ...], int]] = deque()
+        self.notes_bytes = 0
         self._speakers: OrderedDict[int, Exchange] = OrderedDict()
         self._pasts: OrderedDict[int, Past] = OrderedDict()
 
@@ -115,8 +118,6 @@ class Recorder:
         self.links.primary = True
         self.place = place
         self.stats = Stats()
-        self._noted: deque[tuple[_Watcher, Callable[..., None], tuple[Any, ...], int]] = deque()
-        self._noted_bytes = 0
         self.jobs: deque[Iterator[None]] = deque()
         self.tokens = TokenRows(place)
         self.shared = _SHARED.setdefault(self.links, _Shared())
@@ -133,19 +134,23 @@ class Recorder:
 
     def note(self, who: _Watcher, what: Callable[..., None], told: tuple[Any, ...], size: int) -> None:
         """Remember to call ``what(*told)``, with ``size`` bytes in it. In order; memory is bounded."""
-        self._noted.append((who, what, told, size))
-        self._noted_bytes += size
-        while self._noted_bytes > _NOTED_BYTES:
+        self.shared.notes.append((self, who, what, told, size))
+        self.shared.notes_bytes += size
+        while self.shared.notes_bytes > _NOTED_BYTES:
             self._look()
 
     @property
     def busy(self) -> bool:
         """Whether there is something to look into."""
-        return bool(self._noted or self.jobs)
+        return bool(self.shared.notes or self.jobs)
 
     def work(self, reads: int = 24) -> bool:
-        """Look into what was noted; stops soon after that many reads. Gives whether there is more to do."""
-        while self._noted and reads > 0:
+        """Look into what was noted, by this recorder or another of the session; stops soon after that many reads. Gives whether
+        there is more to do."""
+        notes = self.shared.notes
+        touched = {self}
+        while notes and reads > 0:
+            touched.add(notes[0][0])
             reads -= self._look()
         while self.jobs and reads > 0:
             reads -= _JOB_COST
@@ -156,17 +161,18 @@ class Recorder:
             except Exception as e:
                 self.jobs.popleft()
                 self.fault(e)
-        if not self._noted or self.tokens.rows > _FLUSH_ROWS:
-            self.flush()
+        for recorder in touched:
+            if not notes or recorder.tokens.rows > _FLUSH_ROWS:
+                recorder.flush()
         return self.busy
 
     def _look(self) -> int:
-        who, what, told, size = self._noted.popleft()
-        self._noted_bytes -= size
+        recorder, who, what, told, size = self.shared.notes.popleft()
+        self.shared.notes_bytes -= size
         try:
             what(*told)
         except Exception as e:
-            self.fault(e)
+            recorder.fault(e)
             who.give_up()
         return 1 + size // _READ_BYTES
 

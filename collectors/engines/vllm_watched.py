@@ -147,7 +147,7 @@ class Watched:
             family.prompts[readings(engine_id)[0][1]] = prompt
             row = {"request_id": family.name, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
             self.emit(r.engine_id, "requests", row | {"prompt_tokens": family.prompt_tokens, "max_tokens": most}, False)
-            self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns}, False)
+            self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns, "prompt_tokens": prompt}, False)
 
     def _forget(self) -> None:
         """Of the oldest no end was ever told (the plug-in was off, or records were missed)."""
@@ -320,8 +320,8 @@ class Watched:
         time_ns = self.convert(record.get("g") or record["t"][3])
         for q, count in zip(record["y"], record["m"], strict=True):
             r = self._requests.get(q)
-            if r is None or r.family is None or not count:
-                continue
+            if r is None or r.family is None or not count or r.flags & 1:
+                continue  # the one token of a prompt that is handed on reaches nobody: the decoder makes its own
             row = {"index": r.index, "time_ns": time_ns, "count": count, "coalesced": False, "vantage": "engine"}
             r.index += count
             r.family.output += count
