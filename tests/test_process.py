@@ -109,6 +109,19 @@ def collector(tree: Tree, writer: TraceWriter | None, pid: int | None = 42) -> P
     return ProcessCollector(lambda: found, "h", writer, proc=tree.root)
 
 
+async def test_the_machine_is_read_once_for_several_servers(tree: Tree, writer: TraceWriter) -> None:
+    """Twice, at other times, its counters would seem to fall, and each fall to be a restart that adds all anew."""
+    for pid in (42, 52):
+        tree.process(pid)
+    both = [collector(tree, writer, pid) for pid in (42, 52)]
+    for _ in range(2):
+        for c in both:
+            assert (await c.probe()).available
+            await c.sample()
+    assert len(values(writer, "cpu", "user_ns")) == len(values(writer, f"hoptrace:{os.getpid()}", "on_cpu_ns")) == 2
+    assert [len(values(writer, f"process:{pid}", "cpu_user_ns")) for pid in (42, 52)] == [2, 2]
+
+
 async def test_the_process_and_the_machine(tree: Tree, writer: TraceWriter) -> None:
     tree.process(42)
     tree.thread(42, 42, on_cpu=1000, delay=10)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.hardware import procfs
@@ -34,6 +35,11 @@ _THREAD_UNITS = {
 _THREADS_EVERY_NS = 1_000_000_000
 _TREE_EVERY_NS = 5_000_000_000
 _TOLD_ROLES = ("api", "engine", "worker")
+
+
+# Who reads the machine and this process for a trace: of several servers' collectors one, else the same counter stands twice in
+# it, read at other times, and seems to fall.
+_READERS: WeakKeyDictionary[TraceWriter, int] = WeakKeyDictionary()
 
 
 class ProcessCollector:
@@ -108,7 +114,7 @@ class ProcessCollector:
         before = self._writer.clock.now_ns()
         if self._began_ns is None and (up := procfs.uptime_ns(self._proc)) is not None:
             self._began_ns, self._boot_ns = before, before - up
-        rows = list(self._machine())
+        rows = list(self._machine()) if _READERS.setdefault(self._writer, id(self)) == id(self) else []
         if self.pid is None and before >= self._look_again_ns:
             self._look_again_ns = before + 2_000_000_000
             self._search()
