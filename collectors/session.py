@@ -37,6 +37,7 @@ from hoptrace.collectors.links import Links
 from hoptrace.collectors.status import Status
 from hoptrace.collectors.steps import store_steps
 from hoptrace.collectors.target import Target, name_apart
+from hoptrace.collectors.twice import refuse_twice
 from hoptrace.errors import EnvironmentProblem, HoptraceError, UsageError
 from hoptrace.manifest import CollectorInfo, Manifest, Server
 from hoptrace.writer import TraceWriter
@@ -62,7 +63,7 @@ class Session:
         key: the servers' API key, for the session's own questions. It is not recorded.
 
     Entering raises:
-        UsageError: ``out`` is already there, or ``url`` is no URL.
+        UsageError: ``out`` is already there, ``url`` is no URL, or two URLs are one server.
         EnvironmentProblem: nothing listens there, it is not OpenAI-compatible, or the proxy's port is taken. Nothing is left.
     """
 
@@ -151,7 +152,9 @@ class Session:
             for url in self._urls:
                 found = await Target.find(url, key=self._key, pid=self._pid, options=self._options, hashes=hashes)
                 self.targets.append(found)
+            await asyncio.to_thread(refuse_twice, [t.ctx.api.url for t in self.targets], wire=self._sniff is not None)
             name_apart(self.targets)
+            self._check_port()
             socks = self._socks()
             self._writer = TraceWriter(self.out, self._manifest())
         except BaseException:
@@ -240,13 +243,21 @@ class Session:
         for table in REQUEST_TABLES:
             self._coverage.begin(table, "proxy", target.name)
 
+    def _check_port(self) -> None:
+        """Of several servers each is captured at its own port: a port that none of them has would be ignored silently."""
+        ports = [_port(t.ctx.api.url) for t in self.targets]
+        if self._sniff is not None and len(ports) > 1 and self._sniff[1] not in ports:
+            raise UsageError(
+                f"--sniff names port {self._sniff[1]}, and none of the URLs has it.",
+                hint=f"Of several servers each is captured at its URL's port: --sniff {self._sniff[0]}:{ports[0]}.",
+            )
+
     def _sniffers(self, target: Target) -> list[Collector]:
         if self._sniff is None:
             return []
         iface, port = self._sniff
-        if len(self.targets) > 1:  # each at its own port
-            parts = urlsplit(target.ctx.api.url)
-            port = parts.port or (443 if parts.scheme == "https" else 80)
+        if len(self.targets) > 1:
+            port = _port(target.ctx.api.url)
         return [Sniffer(target.ctx, self._recorder(target), iface, port)]
 
     async def _receive_spans(self, address: tuple[str, int]) -> None:
@@ -382,3 +393,8 @@ class Session:
             if error is None:
                 raise
             error.add_note(str(e))
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)

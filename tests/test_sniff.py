@@ -107,6 +107,8 @@ async def test_what_may_make_it_blind_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert await found("http://127.0.0.1:8000", "any") == (True, "")
     can, why = await found("http://127.0.0.1:8000", "lo")
     assert can and "--sniff any:8000" in why
+    can, why = await found("http://127.0.0.1:8000", "any", 8001)
+    assert can and why.startswith("packets of port 8001 are read, the URL's port is 8000")
     can, why = await found("http://198.51.100.7:8000", "any")
     assert can and why == "198.51.100.7 is another machine: only packets that pass through this one are seen"
     can, why = await found("http://no-such-host.invalid:8000", "any")

@@ -70,6 +70,7 @@ class Sniffer:
         parts = urlsplit(ctx.api.url)
         self._tls = parts.scheme == "https"
         self._host = parts.hostname or ""
+        self._url_port = parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._addresses: set[bytes] = set()
         self._capture: Capture | None = None
@@ -303,7 +304,9 @@ class Sniffer:
         return Finding(True, self._doubts())
 
     def _doubts(self) -> str | None:
-        """What may make it see nothing though it can capture."""
+        """What may make it see nothing, or another server, though it can capture."""
+        if self.port != self._url_port:
+            return f"packets of port {self.port} are read, the URL's port is {self._url_port}: is that where clients connect?"
         if not self._here:
             return f"{self._host} is another machine: only packets that pass through this one are seen"
         try:

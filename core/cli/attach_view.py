@@ -61,7 +61,9 @@ def _unseen(session: Session, status: Status) -> list[str]:
     if session.outside == "proxy" and not r.started:
         out.append(f"no request came through the proxy: point clients at it instead of {session.url}")
     if session.outside == "sniff" and not r.started:
-        out.append("no request was seen on the wire: is this the interface that clients come by? (--sniff any:PORT sees all)")
+        out.append(
+            "no request was seen on the wire: do clients come by this interface and port? (--sniff any:PORT sees all interfaces)"
+        )
     if r.in_flight:
         out.append(f"{r.in_flight} requests were still running")
     if r.counts_differ:
