@@ -8,10 +8,11 @@ or until it is certain that nobody will. Memory is bounded: at the limit the old
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from hoptrace.collectors.left import Aborted, Left, pairs
 from hoptrace.writer import TraceWriter
 
 __all__ = ["GRACE_NS", "OUTSIDE", "Links", "readings"]
@@ -34,6 +35,7 @@ OUTSIDE = (
 _FORGET_NS = 600_000_000_000
 _PARKED_ROWS = 200_000
 _KNOWN = 500_000
+_LEFT = 10_000
 
 # vLLM: the server's id, then `-<prompt>` for completions, then eight random hex digits inside the engine; `<n>_` before it for
 # each sequence of n > 1 (vllm/v1/engine/parallel_sampling.py, vllm/v1/engine/input_processor.py of 0.32).
@@ -83,6 +85,7 @@ class Links:
         self._choices: OrderedDict[int, int] = OrderedDict()
         self._firsts: OrderedDict[tuple[int, str], int] = OrderedDict()
         self._cached: OrderedDict[tuple[int, str | None], None] = OrderedDict()
+        self._left: deque[Left] = deque(maxlen=_LEFT)
         self.primary = False
         self.late = 0
 
@@ -118,8 +121,8 @@ class Links:
             self._choices.popitem(last=False)
 
     def knows_cached(self, number: int, server: str | None) -> bool:
-        """Whether the engine itself has told what of request ``number`` it found in caches: its answer's usage counts less (vLLM's
-        says nothing of KV that came from elsewhere)."""
+        """Whether the engine itself has told what of request ``number`` it found in caches: its answer's usage counts less
+        (vLLM's says nothing of KV that came from elsewhere)."""
         return (number, server) in self._cached
 
     def stage(self, number: int, server: str | None) -> int:
@@ -141,6 +144,10 @@ class Links:
             self.late += 1  # its rows already stand under a number of their own
         self._remember(client_id, number)
         self._release_all(client_id, number)
+
+    def left(self, left: Left) -> None:
+        """A primary says: the client of this request left before the server had named it."""
+        self._left.append(left)
 
     def add(self, engine_id: str, table: str, row: dict[str, Any], now_ns: int, *, done: bool = False) -> None:
         """Write a row of the request that ``engine_id`` means.
@@ -172,15 +179,33 @@ class Links:
 
     def settle(self, now_ns: int | None = None) -> None:
         """Give numbers to those whom no primary can claim any more; to all that wait if ``now_ns`` is null (the end)."""
-        for key, parked in list(self._parked.items()):
+        unclaimed = []
+        for key, parked in self._parked.items():
             over = parked.done_ns is not None and now_ns is not None and now_ns - parked.done_ns > GRACE_NS
             if now_ns is None or over or now_ns - parked.touched_ns > _FORGET_NS:
+                unclaimed.append(key)
+        if unclaimed and self._left:
+            self._match()
+        for key in unclaimed:
+            if key in self._parked:
                 self._give_up(key)
+        while self._left and now_ns is not None and now_ns - self._left[0].to_ns > 4 * GRACE_NS:
+            self._left.popleft()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _claimed(self, engine_id: str) -> tuple[str, int, int] | None:
         return next((r for r in readings(engine_id) if r[0] in self._known), None)
+
+    def _match(self) -> None:
+        aborted: dict[str, Aborted] = {}
+        for engine_id, parked in self._parked.items():
+            if parked.done_ns is not None:
+                aborted.setdefault(readings(engine_id)[0][0], Aborted()).tell(parked.rows)
+        for left, name in pairs(self._left, aborted):
+            self._left.remove(left)
+            self._writer.append("requests", [{"request": left.number, "request_id": name}])
+            self.claim(left.number, name)
 
     def _give_up(self, engine_id: str) -> None:
         """Nobody claimed it: a number of its own, which its other sequences share."""

@@ -236,3 +236,15 @@ def test_what_the_engine_found_in_caches_counts_and_not_the_answers_usage(record
     all_work(recorder)
     (stage,) = rows(recorder, "stages", "request")
     assert (stage["cached_tokens"], stage["cached_peer_tokens"], stage["end_reason"]) == (70, 70, "done")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_client_that_leaves_before_the_answer_is_told_to_the_links(recorder: Recorder, named: bool) -> None:
+    talk = Conversation(recorder)
+    talk.from_client(ask({"prompt": [1] * 31, "max_tokens": 9}, *(["x-request-id: a"] if named else [])), 1)
+    talk.client_closed(7)
+    talk.server_closed(8)
+    all_work(recorder)
+    (row,) = rows(recorder, "requests", "request")
+    told = [(left.number, left.server, left.prompt_tokens, left.max_tokens) for left in recorder.links._left]
+    assert row["error"] is not None and told == ([] if named else [(0, "toy", 31, 9)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hoptrace
 from hoptrace.collectors import links as module
+from hoptrace.collectors.left import Left
 from hoptrace.collectors.links import GRACE_NS, Links, readings
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter
@@ -84,6 +85,46 @@ def test_of_several_stays_the_first_is_when_an_engine_began() -> None:
     told = [(r["queued_ns"], r["scheduled_ns"], r["engine_first_token_ns"]) for t, r in kept.rows if t == "requests"]
     assert told == [(50, 55, 59), (10, 15, 19), (10, 15, 69)]
     assert links.knows_cached(0, "d") and not links.knows_cached(0, "p")
+
+
+def aborted(links: Links, name: str, queued: int, end: int, **more: int) -> None:
+    links.add(name, "requests", {"request_id": name, "queued_ns": queued, "finish_ns": end} | more, end)
+    links.add(name, "stages", {"server": "a", "end_ns": end, "end_reason": "cancelled"}, end, done=True)
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_who_left_before_the_answer_is_the_engines_aborted_request(at_the_end: bool) -> None:
+    """vLLM names a whole answer's request at its end only: who leaves before that stood twice."""
+    links, kept = make()
+    number, _ = links.begin(None, "a")
+    links.left(Left(number, "a", 10, 50, prompt_tokens=310, max_tokens=400))
+    aborted(links, "cmpl-x-0-1a2b3c4d", 12, 52, prompt_tokens=310, max_tokens=400)
+    aborted(links, "cmpl-y-0-1a2b3c4d", 13, 52, prompt_tokens=310, max_tokens=300)
+    links.settle(None if at_the_end else 53 + GRACE_NS)
+    rows = [r for t, r in kept.rows if t == "requests"]
+    assert [(r["request"], r.get("request_id"), r.get("queued_ns")) for r in rows] == [
+        (0, "cmpl-x", None), (0, None, 12), (1, "cmpl-y-0-1a2b3c4d", 13),
+    ]  # fmt: skip
+    assert links.find("cmpl-x-0-1a2b3c4d") == 0 and not links._left
+
+
+@pytest.mark.parametrize(
+    ("left", "others"),
+    [
+        (Left(0, "b", 10, 50), []),  # another server
+        (Left(0, "a", 20_000_000, 50_000_000), []),  # queued before it was sent
+        (Left(0, "a", 10, 50, max_tokens=7), []),
+        (Left(0, "a", 10, 50), ["cmpl-z-0-1a2b3c4d"]),  # it may be either
+    ],
+)
+def test_a_doubt_joins_nobody(left: Left, others: list[str]) -> None:
+    links, kept = make()
+    links.begin(None, "a")
+    links.left(left)
+    for name in ("cmpl-x-0-1a2b3c4d", *others):
+        aborted(links, name, 12, 52, max_tokens=400)
+    links.settle()
+    assert 0 not in {r["request"] for _, r in kept.rows}
 
 
 BATCH = [(f"{choice}_cmpl-x-{prompt}-1a2b3c4{prompt}", 2 * prompt + choice) for prompt in range(3) for choice in range(2)]

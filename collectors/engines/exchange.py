@@ -13,6 +13,7 @@ from hoptrace.collectors.engines.answer import Answer
 from hoptrace.collectors.engines.asked import Asked, model_name, read_body, session_of, tenant_of
 from hoptrace.collectors.engines.hashing import HashKey, Prompt, keyed, prefix_hashes
 from hoptrace.collectors.engines.sessions import Past
+from hoptrace.collectors.left import Left
 
 if TYPE_CHECKING:
     from hoptrace.collectors.engines.record import Recorder
@@ -258,6 +259,10 @@ class Exchange:
             return
         self.recorder.stats.cancelled += 1
         self._answer.error = self._answer.error or why
+        named = self._answer.id is not None or (self._told_id is not None and self._path in _ID_PREFIX)
+        if not named and self._enqueued_ns is not None:
+            asked = (self._row.get(name) for name in ("prompt_tokens", "max_tokens"))
+            self.recorder.links.left(Left(self.number, self.recorder.server, self._enqueued_ns, now_ns, *asked))
         self._end(now_ns, "cancelled")
 
     @_guarded
