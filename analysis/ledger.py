@@ -55,13 +55,15 @@ class Amplification:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Prompt tokens by where they came from, over stays that say so; null is unknown. ``cached`` counts every tier."""
+    """Prompt tokens by where they came from, over stays that say so; null is unknown. ``cached`` counts every tier.
+    ``impossible`` stays say that more came from caches than their prompt has: they are left out."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
     by_tier: dict[str, int | None]
     resumed_tokens: int | None
     recomputed_tokens: int | None
+    impossible: int = 0
 
     @property
     def share(self) -> float | None:
@@ -79,6 +81,7 @@ class Reuse:
             "by_tier": self.by_tier,
             "resumed_tokens": self.resumed_tokens,
             "recomputed_tokens": self.recomputed_tokens,
+            "impossible_stays": self.impossible,
         }
 
 
@@ -186,6 +189,12 @@ def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
     cover = step_cover(trace, found, tokens)
     if not cover.whole and memory.height:
         unseen.append(f"Own memory: {'; '.join(cover.missing)}. What compute read and wrote is a lower bound.")
+    reuse = _reuse(trace, requests)
+    if n := reuse.impossible:
+        unseen.append(
+            f"{n:,} {'stay' if n == 1 else 'stays'} on a server: more tokens are said to come from a cache than the prompt has; "
+            "left out of the reuse."
+        )
     first, last = requests["arrival_ns"].min(), requests["finish_ns"].max()
     duration = last - first if isinstance(first, int) and isinstance(last, int) and last > first else None
     return Ledger(
@@ -195,7 +204,7 @@ def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
         requests=requests.height,
         duration_ns=duration,
         amplification=_amplification(trace, rows, tokens, cover),
-        reuse=_reuse(trace, requests),
+        reuse=reuse,
         unseen=unseen,
         cover=cover,
     )
@@ -284,6 +293,9 @@ def _reuse(trace: Trace, requests: pl.DataFrame) -> Reuse:
     tiers = ("device", "host", "peer", "pool", "disk")
     whole = requests.lazy().select("request", pl.col("prompt_tokens").alias("all_prompt_tokens"))
     stays = trace.table("stages").join(whole, on="request", how="left").collect()
+    over = (pl.col("cached_tokens") > pl.coalesce("prompt_tokens", "all_prompt_tokens")).fill_null(False)
+    impossible = stays.filter(over).height
+    stays = stays.filter(~over)
     knows = stays.filter(pl.col("cached_tokens").is_not_null())
     # A prompt is looked up once per stay: the denominator is counted as often as the numerator.
     # Of several prompts in one request each sequence has its own.
@@ -299,4 +311,5 @@ def _reuse(trace: Trace, requests: pl.DataFrame) -> Reuse:
         by_tier={t: total(f"cached_{t}_tokens") for t in tiers},
         resumed_tokens=total("resumed_tokens"),
         recomputed_tokens=total("recomputed_tokens"),
+        impossible=impossible,
     )

@@ -109,6 +109,25 @@ def stages_ordered(trace: Trace) -> Iterator[Finding]:
     yield from _ordered(trace.table("stages"), _STAY, "stages", "stages_ordered")
 
 
+@check("requests", "stages")
+def cached_within_prompt(trace: Trace) -> Iterator[Finding]:
+    """No more tokens came from caches than the prompt has (a server that says so is believed in neither)."""
+    whole = trace.table("requests").select("request", pl.col("prompt_tokens").alias("_whole"))
+    prompt = pl.coalesce("prompt_tokens", "_whole")
+    wrong = (
+        trace.table("stages")
+        .join(whole, on="request", how="left")
+        .filter(pl.col("cached_tokens") > prompt)
+        .select("request")
+        .collect()
+        .sort("request")
+    )
+    if wrong.height:
+        n = "1 stay has" if wrong.height == 1 else f"{wrong.height:,} stays have"
+        message = f"{n} more cached_tokens than the prompt has tokens ({some(wrong, 'request')})."
+        yield Finding("warning", "cached_within_prompt", message, "stages", wrong.height)
+
+
 @check("requests", "stages", "tokens", "residency", "moves", "waits")
 def requests_known(trace: Trace) -> Iterator[Finding]:
     """Rows about a request are about one that is in `requests`."""

@@ -117,6 +117,15 @@ def test_reuse_by_tier_without_resumption() -> None:
     assert reuse.by_tier == {"device": 3, "host": 1, "peer": None, "pool": None, "disk": None}
 
 
+def test_more_cached_than_the_prompt_has_is_left_out_and_said() -> None:
+    stages = [{"request": 1, "stage": 0, "cached_tokens": 99}, {"request": 2, "stage": 0, "cached_tokens": 10}]
+    book = ledger(MemoryTrace({"requests": REQUESTS, "stages": stages}))
+    assert (book.reuse.cached_tokens, book.reuse.prompt_tokens, book.reuse.share, book.reuse.impossible) == (10, 10, 1.0, 1)
+    assert any(u.startswith("1 stay on a server: more tokens are said to come from a cache") for u in book.unseen)
+    alone = ledger(MemoryTrace({"requests": REQUESTS, "stages": stages[:1]}))
+    assert alone.reuse.share is None and alone.reuse.cached_tokens is None
+
+
 def test_nothing_recorded() -> None:
     book = ledger(MemoryTrace({}))
     assert book.rows.height == 0 and book.output_tokens is None and book.duration_ns is None and book.reuse.share is None

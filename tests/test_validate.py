@@ -106,6 +106,8 @@ FAULTS: list[tuple[Callable[[Tables], None], str, str, str, str]] = [
     (_set("requests", 0, sent_ns=90), "error", "arrival_is_earliest", "requests", "not the earliest"),
     (lambda t: t.update(stages=[{"request": 1, "stage": 0, "enqueued_ns": 5, "end_ns": 4, "source": "t"}]),
      "error", "stages_ordered", "stages", "end_ns is before enqueued_ns"),
+    (lambda t: t.update(stages=[{"request": r, "stage": 0, "cached_tokens": r + 7, "source": "t"} for r in (1, 2)]),
+     "warning", "cached_within_prompt", "stages", "1 stay has more cached_tokens than the prompt has tokens (request 2)"),
     (_drop("requests", 1), "error", "requests_known", "tokens", "2 rows are about requests"),
     (_drop("requests", 1), "error", "requests_known", "residency", "(request 2)"),
     (_set("tokens", 1, time_ns=119), "error", "tokens_ordered", "tokens", "1 tokens are seen before"),
