@@ -251,7 +251,7 @@ def test_prefill_and_decode_sides(rows: Rows) -> None:
     )  # fmt: skip
     assert w.identifier(2) == "d" and w.identifier(1) is None
     assert [(t["who"], t["index"]) for t in rows.by["tokens"]] == [("d", 0)], "the prefill's token reaches nobody"
-    assert "engine_first_token_ns" not in rows.last("requests", "p")
+    assert not {"engine_first_token_ns", "max_tokens"} & set(rows.last("requests", "p"))
     w.gone({"k": "x", "t": 90 * MS, "l": [[2, "FINISHED_ABORTED"]]})
     assert (rows.last("stages", "p")["role"], rows.last("stages", "p")["end_reason"]) == ("prefill", "handed over")
     stay = rows.last("stages", "d")
@@ -452,6 +452,14 @@ def test_times_of_a_request_are_the_engines_or_derived(rows: Rows) -> None:
     stay = rows.last("stages", "cmpl-a-0")
     assert (stay["cached_tokens"], stay["cached_device_tokens"], stay["end_reason"]) == (4, 4, "done")
     assert (stay["end_ns"] - 1000) // MS == 1990
+
+
+def test_a_prefill_server_says_nothing_of_the_answer(rows: Rows) -> None:
+    """Else one token, where the decoder made many, if the prefill server is the one that is read last."""
+    told(rows, kv_role="kv_producer").record({"k": "s", "t": 2000 * MS, "f": [FINISHED]})
+    row = rows.last("requests", FINISHED[0])
+    assert row["prompt_tokens"] == 10 and rows.last("stages", FINISHED[0])["end_reason"] == "handed over"
+    assert not {"engine_first_token_ns", "output_tokens", "max_tokens", "finish_reason"} & set(row)
 
 
 def test_sequences_of_one_request_add_up(rows: Rows) -> None:

@@ -197,6 +197,9 @@ class Told:
         }  # fmt: skip
         if received is None:
             row.pop("arrival_of")
+        if self.config.get("kv_role") == "kv_producer":
+            # Its one token reaches nobody: what the answer was is the decoder's to say, whichever of the two is heard of first.
+            row |= dict.fromkeys(("engine_first_token_ns", "output_tokens", "max_tokens", "finish_reason"))
         reason = end_reason(said)
         if reason != "done":
             row["error"] = "aborted in the engine" if reason == "cancelled" else "failed in the engine"

@@ -146,7 +146,12 @@ class Watched:
                 continue
             family.prompts[readings(engine_id)[0][1]] = prompt
             row = {"request_id": family.name, "queued_ns": family.queued_ns, "arrival_ns": family.queued_ns, "priority": priority}
-            self.emit(r.engine_id, "requests", row | {"prompt_tokens": family.prompt_tokens, "max_tokens": most}, False)
+            self.emit(
+                r.engine_id,
+                "requests",
+                row | {"prompt_tokens": family.prompt_tokens, "max_tokens": None if flags & 1 else most},
+                False,
+            )
             self.emit(r.engine_id, "stages", self._stay(r) | {"enqueued_ns": queued_ns, "prompt_tokens": prompt}, False)
 
     def _forget(self) -> None:
