@@ -13,16 +13,17 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.analysis.export_requests import Written, needed, start_ns, unheld, write_lines
+from hoptrace.analysis.export_requests import Written, needed, start_ns, unheld, untimed, write_lines
 from hoptrace.reader import Trace
 
 __all__ = ["export_aiperf", "export_mooncake"]
 
 _MS = 1_000_000
 _USUAL_BLOCK = 512
+_TIMED = "_timed"
 _COLUMNS = (
     "request", "arrival_ns", "arrival_of", "prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size",
-    "session", "think_ns",
+    "session", "think_ns", _TIMED,
 )  # fmt: skip
 
 
@@ -47,11 +48,12 @@ def export_aiperf(trace: Trace, path: Path, *, force: bool = False) -> Written:
 
 def _export(trace: Trace, path: Path, *, force: bool, aiperf: bool) -> Written:
     frame, left_out = needed(trace, "prompt_tokens", "output_tokens")
+    frame = frame.with_columns((~untimed(trace)).alias(_TIMED))
     start = start_ns(frame)
-    notes = [f"Timestamps count from the first arrival, {start} ns after 1970."] if start else []
-    untimed = frame.filter(pl.col("arrival_of").is_null())
-    if untimed.height:
-        notes.append(f"Requests whose arrival nobody saw, written without a timestamp: {untimed.height:,}.")
+    without = int((~frame[_TIMED]).sum())
+    notes = [f"Timestamps count from the first arrival, {start} ns after 1970."] if start and without < frame.height else []
+    if without:
+        notes.append(f"Requests whose arrival nobody saw, written without a timestamp: {without:,}.")
     frame, block, lost = _blocks(_in_tokens(frame, notes), notes)
     numbers = _Numbers(block if aiperf else None)
     write_lines(path, _lines(frame, start, numbers, aiperf=aiperf), force=force)
@@ -62,7 +64,7 @@ def _export(trace: Trace, path: Path, *, force: bool, aiperf: bool) -> Written:
     held = ["prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size", "block_unit"]
     if aiperf:
         held.append("session")
-        if untimed.height:
+        if without:
             held.append("think_ns")
     missing = unheld(trace, frame, held)
     if lost:
@@ -153,7 +155,7 @@ def _lines(frame: pl.DataFrame, start: int, numbers: _Numbers, *, aiperf: bool) 
         record: dict[str, Any] = {}
         if aiperf and row["session"] is not None:
             record["session_id"] = row["session"]
-        if row["arrival_of"] is not None:
+        if row[_TIMED]:
             record["timestamp"] = _ms(row["arrival_ns"] - start)
         elif aiperf and row["think_ns"] is not None:
             record["delay"] = _ms(row["think_ns"])

@@ -10,10 +10,11 @@ from pathlib import Path
 import polars as pl
 
 from hoptrace.errors import EnvironmentProblem, InputError, UsageError
+from hoptrace.metrics import arrivals_known
 from hoptrace.reader import Trace
 from hoptrace.schema import TABLES
 
-__all__ = ["Written", "needed", "start_ns", "unheld", "write_lines"]
+__all__ = ["Written", "check_target", "needed", "start_ns", "unheld", "untimed", "write_lines"]
 
 # Times from here on are UTC (1973); smaller ones count from a log's own start.
 _UTC_FROM_NS = 10**17
@@ -74,15 +75,38 @@ def unheld(trace: Trace, frame: pl.DataFrame, held: Iterable[str]) -> dict[str, 
     return lost
 
 
+def untimed(trace: Trace) -> pl.Expr:
+    """Which requests have no arrival that a log could tell.
+
+    A trace of durations sets each arrival to 0 and leaves it out of `coverage`; a row whose line had no time has no `arrival_of`
+    and none of the moments that an engine saw. Where an engine's queue is the first that saw it, that is its arrival.
+    """
+    if not arrivals_known(trace):
+        return pl.lit(True)
+    return pl.col("arrival_of").is_null() & pl.col("queued_ns").is_null() & pl.col("scheduled_ns").is_null()
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """Refuse what an export must not replace: devices, pipes and folders always, and a file unless ``force`` is set.
+
+    Raises:
+        UsageError: something is there that is not to be replaced.
+    """
+    device = path.is_symlink() and str(path.absolute()).startswith(("/dev/", "/proc/"))
+    if device or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path} is no ordinary file.", hint="Name a file after -o.")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is already there.", hint="Choose another name after -o, or add --force.")
+
+
 def write_lines(path: Path, lines: Iterable[str], *, force: bool) -> None:
     """Write lines (with their ends) to a file that appears whole or not at all.
 
     Raises:
-        UsageError: something is there and ``force`` is not set.
+        UsageError: something is there and ``force`` is not set, or it is no ordinary file.
         EnvironmentProblem: it cannot be written.
     """
-    if path.exists() and not force:
-        raise UsageError(f"{path} is already there.", hint="Choose another name after -o, or add --force.")
+    check_target(path, force=force)
     temporary = path.with_name(path.name + ".part")
     try:
         try:

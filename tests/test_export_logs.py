@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from support.imports import DATA, SHARED, rows, run
 import hoptrace
 from hoptrace.analysis.export_azure import export_azure
 from hoptrace.analysis.export_mooncake import export_aiperf, export_mooncake
+from hoptrace.analysis.export_requests import check_target
 from hoptrace.cli.export import command
 from hoptrace.collectors.files.run import import_files
 from hoptrace.errors import EnvironmentProblem, InputError, UsageError
@@ -261,3 +264,44 @@ def test_arrivals_are_in_order_whatever_the_traces(tmp_path: Path) -> None:
     export_mooncake(trace, tmp_path / "x")
     stamps = pl.Series([x["timestamp"] for x in _lines(tmp_path / "x")])
     assert stamps.to_list() == [1e-06, 2e-06, 3e-06]
+
+
+@pytest.mark.parametrize("option", ["--azure", "--mooncake", "--aiperf", None])
+def test_what_is_no_ordinary_file_is_never_replaced(tmp_path: Path, option: str | None) -> None:
+    trace = str(sample("azure-2023-conv"))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is no ordinary file"):
+        CliRunner().invoke(command, [trace, "-o", str(pipe), "--force", *([option] if option else [])], catch_exceptions=False)
+    with pytest.raises(UsageError, match="is no ordinary file"):
+        export_azure(hoptrace.open(trace), pipe, force=True)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    # Only looked at, never written to: a fault here must not cost root its devices.
+    for device in ("/dev/null", "/dev/full", "/dev/stdout", "/proc/self/fd/1"):
+        with pytest.raises(UsageError, match="is no ordinary file"):
+            check_target(Path(device), force=True)
+
+
+def test_arrivals_that_nobody_knows_are_not_made_up(tmp_path: Path) -> None:
+    run(tmp_path, (DATA / "bench" / "llmperf_anyscale_70b.json").read_text(), "f.json")
+    trace = hoptrace.open(tmp_path / "out.trace")
+    with pytest.raises(InputError, match=r"does not know when its requests arrived.*--mooncake"):
+        export_azure(trace, tmp_path / "a.csv")
+    done = export_mooncake(trace, tmp_path / "m.jsonl")
+    assert "timestamp" not in _lines(tmp_path / "m.jsonl")[0]
+    assert done.notes == (f"Requests whose arrival nobody saw, written without a timestamp: {done.requests}.",)
+
+
+def test_the_engines_queue_is_an_arrival(tmp_path: Path) -> None:
+    import_files([DATA / "bench" / "llmservingsim" / "requests.jsonl"], tmp_path / "t.trace")
+    trace = hoptrace.open(tmp_path / "t.trace")
+    done = export_mooncake(trace, tmp_path / "m.jsonl")
+    arrivals = trace.table("requests").sort("arrival_ns", "request").collect()["arrival_ns"].to_list()
+    assert [round(line["timestamp"] * 1e6) for line in _lines(tmp_path / "m.jsonl")] == arrivals
+    assert not any("timestamp" in note for note in done.notes)
+
+
+def test_a_row_without_a_time_is_told(tmp_path: Path) -> None:
+    run(tmp_path, '{"timestamp": 5, "input_length": 1, "output_length": 1}\n{"input_length": 2, "output_length": 1}\n')
+    done = export_azure(hoptrace.open(tmp_path / "out.trace"), tmp_path / "a.csv")
+    assert "Requests whose arrival nobody saw, dated with the request before: 1." in done.notes

@@ -28,11 +28,15 @@ def command(trace: str, output: str, mooncake: bool, azure: bool, aiperf: bool, 
       hoptrace export run.trace -o run.csv --azure --force -q
       hoptrace export run.trace -o run.jsonl --aiperf
     """
+    from pathlib import Path
+
+    from hoptrace.analysis.export_requests import check_target
     from hoptrace.errors import UsageError
 
     chosen = [name for name, on in (("mooncake", mooncake), ("azure", azure), ("aiperf", aiperf)) if on]
     if len(chosen) > 1:
         raise UsageError(f"An export has one format, not {len(chosen)} ({', '.join(chosen)}).", hint="Run it once for each.")
+    check_target(Path(output), force=force)
     if chosen:
         _log(trace, output, chosen[0], force=force, quiet=quiet)
     else:
