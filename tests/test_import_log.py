@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -140,6 +141,35 @@ def test_times_that_contradict_each_other_are_left_unknown(tmp_path: Path) -> No
     _clean(tmp_path)
 
 
+def test_every_moment_lies_between_those_around_it(tmp_path: Path) -> None:
+    # arrival, queued, scheduled, first, last, end: as they should be, and then one at a time as it cannot be.
+    text = (
+        "a,q,s,f,l,e\n100,110,120,130,140,150\n100,110,120,130,125,150\n100,110,120,130,160,150\n100,90,120,130,140,150\n"
+        "100,110,105,130,140,150\n100,110,140,130,145,150\n100,110,120,95,140,150\n100,135,,130,140,150\n100,110,120,,90,\n"
+    )
+    done = run(tmp_path, text, mapping="arrival_ms=a,queued_ms=q,scheduled_ms=s,first_token_ms=f,last_token_ms=l,finish_ms=e")
+    names = ("queued_ns", "scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns")
+    ms = [tuple(None if t is None else t // 10**6 for t in r) for r in rows(tmp_path).select(names).rows()]
+    assert ms == [
+        (110, 120, 130, 140, 150), (110, 120, 130, None, 150), (110, 120, 130, None, 150), (None, 120, 130, 140, 150),
+        (110, None, 130, 140, 150), (110, None, 130, 145, 150), (110, 120, None, 140, 150), (None, None, 130, 140, 150),
+        (110, 120, None, None, None),
+    ]  # fmt: skip
+    assert told(done, "Requests whose last token lies outside of their time (it is left unknown): 3.")
+    assert told(done, "Requests whose scheduling lies outside of their time (it is left unknown): 2.")
+    assert done.manifest.values_dropped["requests.queued_ns: contradicts other times"] == 2
+    _clean(tmp_path)
+
+
+@given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(0, 9))] * 5), min_size=1, max_size=20))
+def test_whatever_times_a_log_has_the_trace_keeps_their_order(table: list[tuple[int | None, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        lines = [",".join("" if v is None else str(v) for v in (3, *r)) for r in table]
+        text = "a,q,s,f,l,e\n" + "\n".join(lines) + "\n"
+        run(Path(name), text, mapping="arrival_s=a,queued_s=q,scheduled_s=s,first_token_s=f,last_token_s=l,finish_s=e")
+        _clean(Path(name))
+
+
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
@@ -177,6 +207,22 @@ def test_a_unit_that_cannot_be_told(tmp_path: Path) -> None:
         run(tmp_path, "t\n5\n", mapping="arrival=t")
     with pytest.raises(UsageError, match="not for the kind azure"):
         run(tmp_path, "t\n5\n", mapping="arrival_s=t", kind="azure")
+    # Of two units, and ns that count from the log's own start.
+    for text in ("t\n1791590400\n1791590401000\n", "t\n0\n120000000\n3000000000\n"):
+        with pytest.raises(InputError, match=r"the unit of .* cannot be told"):
+            run(tmp_path, text, mapping="arrival=t")
+
+
+def test_a_time_of_another_size_is_none_where_the_unit_was_told_by_size(tmp_path: Path) -> None:
+    text = "t\n" + "1791640536\n" * 100 + "5\n1791640536000\n1791640537\n"
+    done = run(tmp_path, text, mapping="arrival=t")
+    assert (done.written, done.reasons) == (101, {"when it arrived cannot be told (t)": 2})
+    assert set(rows(tmp_path)["arrival_ns"]) == {AT_NS, AT_NS + 10**9}
+
+
+def test_a_zone_by_its_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"%Z, column t.*offsets \(%z\)"):
+        run(tmp_path, "t\n2026-10-10 10:00:00 CET\n", mapping="arrival=t:%Y-%m-%d %H:%M:%S %Z")
 
 
 # -- nginx and Envoy ----------------------------------------------------------------------------------------------------
@@ -333,6 +379,21 @@ def test_whole_lengths_of_time_are_exact_or_not_taken(numbers: list[int], unit: 
     for n, value, wrong in zip(numbers, read.value.to_list(), bad, strict=True):
         fits = -(2**63) <= n * per < 2**63
         assert (value == n * per and not wrong) if fits else (value is None and wrong)
+
+
+@pytest.mark.parametrize(
+    ("form", "texts", "expected"),
+    [
+        (None, ["2262-04-11T23:47:16Z", "2262-04-12T00:00:00Z", "2300-10-10T00:00:10Z"], [9_223_372_036 * 10**9, None, None]),
+        (None, ["1677-01-01 00:00:00", "1600-01-01 00:00:00", "1970-01-01 00:00:01"], [None, None, 10**9]),
+        ("%d.%m.%Y %H:%M:%S", ["10.10.2300 00:00:10", "10.10.2026 13:55:36"], [None, AT_NS]),
+        ("nginx", ["10/Oct/2300:13:55:36 +0000", "10/Oct/2026:13:55:36 +0000"], [None, AT_NS]),
+    ],
+)
+def test_years_that_64_bits_of_ns_do_not_reach_are_no_times(form: str | None, texts: list[str], expected: list[int]) -> None:
+    read = Times("t", form).read(pl.Series(texts))
+    assert read.value.to_list() == expected
+    assert read.bad is not None and read.bad.to_list() == [e is None for e in expected]
 
 
 def test_a_format_that_does_not_exist() -> None:

@@ -10,6 +10,8 @@ from hoptrace.collectors.files.values import Read, is_missing, whole
 
 __all__ = ["Batch", "Requests"]
 
+# Nobody counts more of anything in one request; sums of these fit 64 bits.
+_MOST_COUNT = (1 << 31) - 1
 _LONGER = "Requests longer than the context of {most:,} tokens, kept as they are: {{n}}."
 
 
@@ -54,6 +56,9 @@ class Batch:
         value = self.take(column, whole(text), f"a number of {what}")
         if needed and value.null_count():
             self.bad(value.is_null() & is_missing(text), f"it has no {column}")
+        large = value > _MOST_COUNT
+        if large.any():
+            self.bad(large, f"{column} is too large", text)
         low = value < least
         if low.any():
             self.bad(low, f"{column} is {'negative' if least == 0 else f'less than {least}'}", text)

@@ -25,7 +25,14 @@ _ASIDE = ("status", "server", "cached_tokens", "context_tokens")
 _LONGER = "Requests longer than the context of their model, kept as they are: {n}."
 _CACHED = "Requests with more cached tokens than their prompt has tokens (that value is left unknown): {n}."
 _ENDED = "Requests that end before they arrive (their end is left unknown): {n}."
-_FIRST = "Requests whose first token lies outside of their time (it is left unknown): {n}."
+_OUTSIDE = "Requests whose {what} lies outside of their time (it is left unknown): {{n}}."
+# In the order in which they happen.
+_MOMENTS = {
+    "queued_ns": "entry into the queue", "scheduled_ns": "scheduling", "first_token_ns": "first token",
+    "last_token_ns": "last token", "finish_ns": "end",
+}  # fmt: skip
+# In the order in which they are believed.
+_BELIEVED = ("first_token_ns", "last_token_ns", "queued_ns", "scheduled_ns")
 _FAILED = "Requests with a status of 400 or more, or 0 (they failed, and a replay leaves them out): {n}."
 
 
@@ -122,6 +129,8 @@ class Logged:
         finish, duration = columns.get("t_finish"), columns.get("d_duration")
         if arrival is None and finish is not None and duration is not None:
             arrival = finish - duration
+            # Beyond what 64 bits hold, the difference comes out on the wrong side.
+            arrival = arrival.set((arrival > finish).fill_null(False), None)
         seen = {"received": arrival, "sent": columns.get("t_sent"), "intended": columns.get("t_intended")}
         known = pl.DataFrame({n: s for n in _ARRIVALS if (s := seen[n]) is not None})
         columns["arrival_ns"] = known.select(pl.min_horizontal(pl.all())).to_series()
@@ -149,9 +158,7 @@ class Logged:
         if "d_think" in rows.columns:
             rows = rows.with_columns(pl.col("d_think").alias("think_ns"))
         rows = self._unlike(rows, "finish_ns", pl.col("finish_ns") < pl.col("arrival_ns"), _ENDED)
-        end = pl.col("finish_ns") if "finish_ns" in rows.columns else pl.lit(None, dtype=pl.Int64)
-        outside = (pl.col("first_token_ns") < pl.col("arrival_ns")) | (pl.col("first_token_ns") > end)
-        rows = self._unlike(rows, "first_token_ns", outside.fill_null(pl.col("first_token_ns") < pl.col("arrival_ns")), _FIRST)
+        rows = self._in_order(rows)
         if "status" in rows.columns:
             failed = (pl.col("status") >= 400) | (pl.col("status") < 100)
             sink.tally(_FAILED, int(rows.select(failed.sum()).item() or 0))
@@ -163,6 +170,20 @@ class Logged:
         self._stages(rows)
         drop = [c for c in rows.columns if c.startswith(("t_", "d_")) or c in _ASIDE]
         self._requests.write(rows.drop(drop))
+
+    def _in_order(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Each moment lies between those before and after it that were believed."""
+        places = ["arrival_ns", *_MOMENTS]
+        kept: list[str] = [n for n in ("arrival_ns", "finish_ns") if n in rows.columns]
+        for name in (n for n in _BELIEVED if n in rows.columns):
+            at = places.index(name)
+            wrong = pl.any_horizontal(
+                *((pl.col(name) < pl.col(n)).fill_null(False) for n in kept if places.index(n) < at),
+                *((pl.col(name) > pl.col(n)).fill_null(False) for n in kept if places.index(n) > at),
+            )
+            rows = self._unlike(rows, name, wrong, _OUTSIDE.format(what=_MOMENTS[name]))
+            kept.append(name)
+        return rows
 
     def _unlike(self, rows: pl.DataFrame, column: str, wrong: pl.Expr, said: str) -> pl.DataFrame:
         """A value that contradicts the others is left unknown, and counted."""

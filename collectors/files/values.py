@@ -14,6 +14,9 @@ __all__ = ["FORMATS", "NS_PER", "Read", "Times", "duration_ns", "is_missing", "w
 # What stands for "no value" in files of this world: pandas' and databases' words, and the dash of access logs.
 _MISSING = ("", "nan", "null", "none", "na", "n/a", "-")
 _EXACT = 1 << 53
+# Years outside of which int64 ns since 1970 wrap around (1677-09-21 to 2262-04-11).
+_FIRST_YEAR, _LAST_YEAR = "1678", "2262"
+_MOST_US = ((1 << 63) - 1) // 1_000
 _LARGEST = (1 << 63) - 1
 NS_PER = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _ISO = "%Y-%m-%d %H:%M:%S%.f"
@@ -24,8 +27,9 @@ _NGINX = "%d/%b/%Y:%H:%M:%S %z"
 # Names of time formats that a user may give; anything with a % is a strptime pattern.
 FORMATS = (*NS_PER, "iso8601", "nginx")
 _PLAIN_NUMBER = r"^[+-]?\d+(\.\d*)?$"
-# Epochs by their size: 1e8 s is 1973, 1e11 s is the year 5138.
-_EPOCHS = ((10**17, "ns"), (10**14, "us"), (10**11, "ms"), (10**8, "s"))
+# Epochs by their size, from 2001 on: 1e9 s is 2001-09-09, 1e12 s the year 33658.
+_EPOCHS = ((10**18, "ns"), (10**15, "us"), (10**12, "ms"), (10**9, "s"))
+_GUESSED_FROM_NS = 10**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,11 @@ class Times:
                 f"There is no time format {form!r} (column {column}).",
                 hint=f"Choose one of {', '.join(FORMATS)}, or give a strptime pattern.",
             )
+        if form is not None and re.search("%Z", form):
+            raise UsageError(
+                f"A zone's name (%Z, column {column}) does not tell how far it is from UTC.",
+                hint="Write offsets (%z) into the log, or times in UTC.",
+            )
         self.column = column
         self.format = form
         self.zoned = False
@@ -124,7 +133,9 @@ class Times:
                 return Read(pl.Series(text.name, [None] * text.len(), dtype=pl.Int64))
             self.format = self._found(known.head(100))
         if self.format in NS_PER:
-            return duration_ns(text, self.format)
+            read = duration_ns(text, self.format)
+            # Of a unit that was told by size, a time of another size is none.
+            return _read(text, read.value.set((read.value < _GUESSED_FROM_NS).fill_null(False), None)) if self.guessed else read
         if self.format == "iso8601":
             return self._iso(text)
         return _read(text, _stamp(text.str.strip_chars(), _NGINX if self.format == "nginx" else self.format))
@@ -138,8 +149,9 @@ class Times:
         self.guessed = True
         plain = known.str.strip_chars()
         if plain.str.contains(_PLAIN_NUMBER).all():
-            largest = float(plain.cast(pl.Float64).abs().max() or 0)  # type: ignore[arg-type]
-            unit = next((u for least, u in _EPOCHS if largest >= least), None)
+            numbers = plain.cast(pl.Float64).abs()
+            units = {next((u for least, u in _EPOCHS if n >= least), None) for n in numbers.to_list() if n}
+            unit = units.pop() if len(units) == 1 else None
             if unit is None:
                 raise InputError(
                     f"Column {self.column}: the unit of {known[0]!r} cannot be told.", hint="Say it: …=COLUMN:s, :ms, :us or :ns."
@@ -192,8 +204,19 @@ def _any_iso(text: pl.Series) -> tuple[pl.Series, bool]:
 def _stamp(text: pl.Series, pattern: str) -> pl.Series:
     zone = "UTC" if re.search(r"%#?:*z|%\+", pattern) else None
     try:
-        found = text.str.to_datetime(pattern, time_unit="ns", time_zone=zone, strict=False)
+        found = text.str.to_datetime(pattern, time_unit="ns", time_zone=zone, strict=False).dt.epoch("ns")
+        if _may_wrap(text, pattern):
+            us = text.str.to_datetime(pattern, time_unit="us", time_zone=zone, strict=False).dt.epoch("us")
+            found = found.set((us.abs() >= _MOST_US).fill_null(False), None)
     except pl.exceptions.PolarsError as e:
         why = (str(e).splitlines() or [""])[0]
         raise UsageError(f"The time format {pattern!r} cannot be used ({why}).") from None
-    return found.dt.epoch("ns")
+    return found
+
+
+def _may_wrap(text: pl.Series, pattern: str) -> bool:
+    """Whether a time of the text can lie where int64 ns do not reach: if the year stands first, the texts' order tells."""
+    if not pattern.startswith("%Y"):
+        return True
+    low, high = text.min(), text.max()
+    return low is not None and not (str(low) >= _FIRST_YEAR and str(high) < _LAST_YEAR)
