@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -383,3 +386,50 @@ def test_parts_of_a_large_import_need_no_merging(tmp_path: Path, monkeypatch: py
     parts = hoptrace.open(tmp_path / "out.trace").manifest.tables["requests"]
     assert len(parts) > 1 and _merged(parts)
     assert rows(tmp_path)["request"].to_list() == list(range(200))
+
+
+# -- files that are none ------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(InputError, match=r"no ordinary file.*Write it to a file"):
+            import_files([path], tmp_path / "t.trace")
+    with pytest.raises(InputError, match=r"There is no file -\. Write it to a file"):
+        import_files([Path("-")], tmp_path / "t.trace")
+
+
+@pytest.mark.parametrize(
+    ("pack", "says"),
+    [
+        (bz2.compress, "packed with bzip2"), (lzma.compress, "packed with xz"),
+        (lambda data: gzip.compress(gzip.compress(data)), "packed twice"), (lambda data: b"PK\x03\x04" + data, "a zip archive"),
+    ],
+)  # fmt: skip
+def test_what_is_not_undone_is_told(tmp_path: Path, pack: Callable[[bytes], bytes], says: str) -> None:
+    for kind in (None, "azure"):
+        with pytest.raises(InputError, match=says + ".* Unpack it first"):
+            run(tmp_path, pack(AZURE.read_bytes()), kind=kind)
+
+
+def test_rejects_and_output_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"-o and --rejects both name"):
+        run(tmp_path, AZURE.read_bytes(), rejects=tmp_path / "out.trace")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_whole_folder_of_one_run(tmp_path: Path) -> None:
+    folder = DATA / "bench" / "llmservingsim"
+    names = ("meta.json", "timeseries.csv", "requests.jsonl")
+    done = import_files([folder / n for n in names], tmp_path / "t.trace")
+    alone = import_files([folder / "requests.jsonl"], tmp_path / "alone.trace")
+    assert (done.read, done.manifest.notes) == (alone.read, alone.manifest.notes)
+    with pytest.raises(InputError, match=r"meta\.json is of no kind"):
+        import_files([folder / "meta.json"], tmp_path / "x.trace")
+
+
+def test_more_tokens_than_anything_has(tmp_path: Path) -> None:
+    text = CSV + "0,2147483647,1\n1,2147483648,1\n2,1,9223372036854775807\n"
+    done = run(tmp_path, text)
+    assert (done.written, done.reasons) == (1, {"ContextTokens is too large": 1, "GeneratedTokens is too large": 1})

@@ -127,6 +127,15 @@ def test_a_failure_without_words(tmp_path: Path) -> None:
     assert rows["error"].drop_nulls().to_list() == ["failed without a message: no token came"]
 
 
+@pytest.mark.parametrize(("name", "more"), [("itls", 1), ("itls", -1), ("errors", 1), ("errors", -20)])
+def test_long_lists_of_unequal_length_are_refused(tmp_path: Path, name: str, more: int) -> None:
+    def change(told: dict[str, Any]) -> None:
+        told[name] = told[name] + [told[name][0]] * more if more > 0 else told[name][:more]
+
+    with pytest.raises(InputError, match=rf"lists of run 1 differ in length \({name}: {24 + more}, requests: 24\)"):
+        run(tmp_path, spoil(change))
+
+
 def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
     def change(told: dict[str, Any]) -> None:
         told["ttfts"].pop()

@@ -73,7 +73,7 @@ def read_runs(
                     continue
                 size = _size(sink, run)
                 rows = rows or rows_of(run)
-                for element in _elements(buffer, run, size):
+                for element in _elements(sink, buffer, run, size):
                     record += 1
                     rows.record(record, measure, element)
                 _keep_figures(figures, run)
@@ -121,21 +121,34 @@ def _size(sink: Sink, run: Run) -> int:
     if not sizes:
         raise InputError(f"{sink.path}: run {run.number} has no list of lengths or times.")
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{n}: {k}" for n, k in sizes.items())
-        raise InputError(
-            f"{sink.path}: the lists of run {run.number} differ in length ({told}).", hint="The file was edited or is damaged."
-        )
+        raise _differ(sink, run, sizes)
     return next(iter(sizes.values()))
 
 
-def _elements(buffer: Buffer, run: Run, size: int) -> Iterator[Element]:
+def _differ(sink: Sink, run: Run, sizes: dict[str, int]) -> InputError:
+    told = ", ".join(f"{n}: {k}" for n, k in sizes.items())
+    return InputError(
+        f"{sink.path}: the lists of run {run.number} differ in length ({told}).", hint="The file was edited or is damaged."
+    )
+
+
+def _elements(sink: Sink, buffer: Buffer, run: Run, size: int) -> Iterator[Element]:
     long = {name: elements(buffer, at) for name, at in run.long.items()}
+    empty: set[str] = set()
     for index in range(size):
         values = {name: found[index] for name, found in run.lists.items() if len(found) == size}
         for name, each in long.items():
             span = next(each, None)
+            if span is None and index:
+                if name not in empty:
+                    raise _differ(sink, run, {name: index, "requests": size})
+            elif span is None:
+                empty.add(name)
             values[name] = None if span is None else _value(buffer, span)
         yield Element(run, index, values)
+    for name, each in long.items():
+        if (more := sum(1 for _ in each)) and size:
+            raise _differ(sink, run, {name: size + more, "requests": size})
 
 
 def _value(buffer: Buffer, span: tuple[int, int]) -> Any:

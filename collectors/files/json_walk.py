@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hoptrace.collectors.files.base import Sink
-from hoptrace.errors import InputError
+from hoptrace.errors import EnvironmentProblem, InputError
 
 __all__ = ["Buffer", "Cut", "Malformed", "document", "elements", "load", "members", "one_line", "roots", "starts", "whole_object"]
 
@@ -57,9 +57,15 @@ def document(sink: Sink) -> Iterator[Buffer]:
     """
     with tempfile.TemporaryFile() as plain:
         with sink.open() as file:
-            while piece := file.read(_COPY_BYTES):
-                plain.write(piece)
-        plain.flush()
+            try:
+                while piece := file.read(_COPY_BYTES):
+                    plain.write(piece)
+                plain.flush()
+            except OSError as e:
+                raise EnvironmentProblem(
+                    f"A copy of {sink.path} cannot be made in {tempfile.gettempdir()}: {e.strerror}.",
+                    hint="Make room there, or set TMPDIR to a folder that has some.",
+                ) from None
         if not plain.tell():
             yield b""
             return

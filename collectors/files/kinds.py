@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hoptrace.collectors.files.base import Importer
-from hoptrace.collectors.files.raw import head
+from hoptrace.collectors.files.raw import head, packed
 from hoptrace.errors import InputError, UsageError
 
 __all__ = ["ARRAY", "MODULES", "importers", "kind_of"]
@@ -63,6 +63,8 @@ def kind_of(path: Path, kind: str | None) -> Importer:
     start = head(path)
     if not start.strip():
         raise InputError(f"{path} is empty.")
+    if how := packed(start):
+        raise InputError(f"{path} is {how}: hoptrace undoes gzip and zstandard only.", hint="Unpack it first.")
     if kind is not None:
         return known[kind]
     for importer in known.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,17 @@ from typing import IO, Any, BinaryIO, cast
 
 from hoptrace.errors import InputError
 
-__all__ = ["HEAD_BYTES", "encoding_of", "head", "open_raw"]
+__all__ = ["HEAD_BYTES", "encoding_of", "head", "open_raw", "packed"]
 
 HEAD_BYTES = 65_536
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+# What hoptrace does not undo. gzip is there for what was packed twice.
+_PACKED = (
+    (b"BZh", "packed with bzip2"), (b"\xfd7zXZ\x00", "packed with xz"), (b"PK\x03\x04", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"), (_GZIP, "packed twice"), (_ZSTD, "packed twice"),
+    (b"PAR1", "a Parquet file"), (b"SQLite format 3\x00", "an SQLite database"),
+)  # fmt: skip
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -73,11 +80,17 @@ def open_raw(path: Path, advance: Callable[[int], None] = lambda n: None) -> Bin
         InputError: there is none, it cannot be read, or (while reading) it is damaged.
     """
     try:
+        # Before it is opened: a pipe that nobody writes to would wait for ever.
+        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+            raise InputError(
+                f"{path} is no ordinary file: an import reads its beginning twice.", hint="Write it to a file and import that."
+            )
         file = path.open("rb")
         start = file.read(4)
         file.seek(0)
     except FileNotFoundError:
-        raise InputError(f"There is no file {path}.", hint="Check the path.") from None
+        hint = "Write it to a file and import that." if str(path) == "-" else "Check the path."
+        raise InputError(f"There is no file {path}.", hint=hint) from None
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror}.") from None
     counted = io.BufferedReader(_Counted(file, advance), buffer_size=1 << 20)
@@ -113,6 +126,11 @@ def head(path: Path) -> bytes:
     if encoding == "utf-8":
         return start[mark:]
     return start[mark:].decode(encoding, errors="ignore").encode()
+
+
+def packed(start: bytes) -> str | None:
+    """How a file that begins so is packed, where hoptrace does not undo it; null if it is not."""
+    return next((name for mark, name in _PACKED if start.startswith(mark)), None)
 
 
 def _words(e: BaseException) -> str:

@@ -77,6 +77,8 @@ def import_files(
     """
     if out.exists():
         raise UsageError(f"{out} is already there.", hint="Choose another name after -o, or remove it first.")
+    if rejects is not None and rejects.absolute() == out.absolute():
+        raise UsageError(f"-o and --rejects both name {out}.", hint="Choose another name after --rejects.")
     options = options or Options()
     chosen = _chosen(paths, _mapped(kind, options))
     refused = Rejects(rejects, strict=strict)
@@ -114,7 +116,18 @@ def _mapped(kind: str | None, options: Options) -> str | None:
 
 def _chosen(paths: Sequence[Path], kind: str | None) -> list[tuple[Path, Importer, list[Path]]]:
     """The files to read with their importers, and what each of them reads besides."""
-    found = [(path, kind_of(path, kind)) for path in paths]
+    found: list[tuple[Path, Importer]] = []
+    unknown: dict[Path, InputError] = {}
+    for path in paths:
+        try:
+            found.append((path, kind_of(path, kind)))
+        except InputError as e:
+            unknown[path] = e
+    # `hoptrace import run/*` names what belongs to another file too.
+    belongs = {p.resolve() for path, importer in found for p in importer.companions(path)}
+    for path, error in unknown.items():
+        if path.resolve() not in belongs:
+            raise error
     chosen: list[tuple[Path, Importer, list[Path]]] = []
     beside: set[Path] = set()
     for path, importer in found:
