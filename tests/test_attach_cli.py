@@ -131,6 +131,41 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     assert not hoptrace.open(out).manifest.closed
 
 
+LOADING = """
+import asyncio
+async def answer(reader, writer):
+    while await reader.readline() not in (b"\\r\\n", b""):
+        pass
+    writer.write(b"HTTP/1.1 503 Service Unavailable\\r\\nContent-Length: 2\\r\\nConnection: close\\r\\n\\r\\n{}")
+    writer.close()
+async def main():
+    server = await asyncio.start_server(answer if MODE == "loading" else lambda r, w: asyncio.sleep(300), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.sleep(300)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("mode", ["loading", "silent"])
+@pytest.mark.parametrize("more", [["-o", "OUT"], ["--explain"]])
+def test_a_server_that_is_waited_for_is_named_and_ctrl_c_ends_it(tmp_path: Path, mode: str, more: list[str]) -> None:
+    out = tmp_path / "t.trace"
+    code = LOADING.replace("MODE", repr(mode))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as toy:
+        assert toy.stdout is not None
+        url = f"http://127.0.0.1:{toy.stdout.readline().strip()}"
+        command = [sys.executable, "-m", "hoptrace", "attach", url, *(str(out) if a == "OUT" else a for a in more)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            told = running.stderr.readline()
+            assert told.startswith(f"Waiting for {url} to say what is there")
+            running.send_signal(signal.SIGINT)
+            rest = running.communicate(timeout=30)[1]
+            assert running.returncode == 130 and rest.strip() == "Stopped."
+        toy.kill()
+    assert not out.exists()
+
+
 def test_a_kill_leaves_a_trace_that_reads(url: str, tmp_path: Path) -> None:
     out = tmp_path / "t.trace"
     command = [sys.executable, "-m", "hoptrace", "attach", url, "-o", str(out)]

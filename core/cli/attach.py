@@ -144,6 +144,7 @@ def command(
     import uvloop
 
     from hoptrace.cli.attach_view import end, summary
+    from hoptrace.cli.patience import patiently
     from hoptrace.collectors.context import Options
     from hoptrace.errors import UsageError
 
@@ -167,7 +168,8 @@ def command(
     if explain:
         from hoptrace.cli.attach_explain import explain as look
 
-        click.echo(uvloop.run(look(urls, pid=pid, key=key, options=options, as_json=as_json)))
+        told = look(urls, pid=pid, key=key, options=options, as_json=as_json)
+        click.echo(uvloop.run(patiently(told, urls, quiet=quiet)))
         return
     if out is None:
         raise UsageError("Where shall the trace go?", hint="Name it: -o run.trace.")
@@ -183,33 +185,37 @@ def command(
     session = Session(
         urls, out, proxy=proxy, sniff=target, pid=pid, every_s=every, hashes=not no_hashes, group=group, key=key, options=options
     )  # fmt: skip
-    uvloop.run(_record(session, duration, quiet))
+    if not uvloop.run(_record(session, urls, duration, quiet)):
+        raise KeyboardInterrupt
     if as_json:
         click.echo(json.dumps(summary(session), indent=1))
     elif not quiet:
         click.echo(end(session))
 
 
-async def _record(session: Session, duration_s: float | None, quiet: bool) -> None:
+async def _record(session: Session, urls: tuple[str, ...], duration_s: float | None, quiet: bool) -> bool:
+    """Record until told to stop. False if that was before anything was recorded: then nothing is left."""
     import asyncio
     import os
     import signal
-    from contextlib import nullcontext, suppress
+    from contextlib import AsyncExitStack, nullcontext, suppress
 
     from rich.console import Console
     from rich.live import Live
 
     from hoptrace.cli.attach_view import StatusLine, begin
+    from hoptrace.cli.patience import patiently
 
     err = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    left = b"Stopped.\n"
 
     def asked() -> None:
         if stop.is_set():
             # A second time: leave at once, by no way that could hang. What was recorded is on the disk, and reads.
             with suppress(OSError):
-                os.write(2, b"Left without closing the trace; it reads all the same, and hoptrace compact tidies it.\n")
+                os.write(2, left)
             os._exit(130)
         stop.set()
 
@@ -218,7 +224,15 @@ async def _record(session: Session, duration_s: float | None, quiet: bool) -> No
         # one to this process all the same (kill -INT) means it.
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, asked)
-    async with session:
+    async with AsyncExitStack() as recording:
+        try:
+            await patiently(session.start(), urls, quiet=quiet, stop=stop)
+        except asyncio.CancelledError:
+            if stop.is_set():
+                return False
+            raise
+        recording.push_async_exit(session)
+        left = b"Left without closing the trace; it reads all the same, and hoptrace compact tidies it.\n"
         begin(err, session)
         line = StatusLine()
         show = Live(console=err, auto_refresh=False, transient=True) if err.is_terminal and not quiet else None
@@ -233,10 +247,11 @@ async def _record(session: Session, duration_s: float | None, quiet: bool) -> No
                     )
                 if show is not None:
                     show.update(line.text(status), refresh=True)
-                left = 1.0 if duration_s is None else duration_s - status.elapsed_s
-                if left <= 0:
+                more_s = 1.0 if duration_s is None else duration_s - status.elapsed_s
+                if more_s <= 0:
                     break
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), min(1.0, left))
+                    await asyncio.wait_for(stop.wait(), min(1.0, more_s))
         stop.set()  # from here a signal leaves at once
         err.print("Closing the trace …")
+    return True
