@@ -56,6 +56,12 @@ def query(trace: Trace, text: str) -> pl.DataFrame:
             relation = con.sql(text)
             if relation is None:
                 return pl.DataFrame()
+            columns = relation.columns
+            if repeated := sorted({name for name in columns if columns.count(name) > 1}):
+                raise UsageError(
+                    f"The result has several columns named {', '.join(repeated)}.",
+                    hint="Name them apart with AS, or leave some out with EXCLUDE.",
+                )
             return _plain(relation.to_arrow_table())
         except duckdb.Error as e:
             message = str(e).strip()

@@ -303,6 +303,8 @@ def test_wrong_sql_says_what_and_which_tables_there_are(tmp_path: Path) -> None:
         trace.sql("SELECT * FROM token")
     with pytest.raises(UsageError, match="Parser Error"):
         trace.sql("SELEC 1")
+    with pytest.raises(UsageError, match=r"several columns named index, request\."):
+        trace.sql("SELECT a.*, b.request, b.index FROM tokens a JOIN tokens b USING (time_ns)")
     assert trace.sql("CREATE TABLE x AS SELECT 1 AS a; SELECT a FROM x").item() == 1
 
 
