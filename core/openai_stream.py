@@ -128,7 +128,8 @@ class StreamDecoder:
         emissions = self._choices(data, usage, timings)
         if timings is None and data.get("metrics") is not None:
             timings = read_vllm_metrics(data["metrics"])
-        error = data.get("error")
+        # vLLM before 0.11 and SGLang name it so, without "error" around it.
+        error = data.get("error") or (data if data.get("object") == "error" else None)
         return Chunk(
             emissions=emissions,
             usage=usage,

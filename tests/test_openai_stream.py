@@ -125,6 +125,7 @@ def test_b24_reasoning_tokens_are_within_completion_tokens() -> None:
             "server_error 500",
         ),
         (ServerSentEvent('{"error": "boom"}', "error"), "boom", "error"),
+        (ServerSentEvent('{"object": "error", "message": "boom", "type": "x", "code": 400}'), "boom", "x 400"),
         (ServerSentEvent('{"message": "boom", "type": "x"}', "error"), "boom", "x"),
         (ServerSentEvent("out of memory", "error"), "out of memory", "error"),
         (ServerSentEvent("", "error"), "error without a message", "error"),
