@@ -21,6 +21,8 @@ __all__ = ["export_aiperf", "export_mooncake"]
 _MS = 1_000_000
 _USUAL_BLOCK = 512
 _TIMED = "_timed"
+# A replayer that takes timestamps as they are would wait so long before the first request.
+_LATE_NS = 60 * 10**9
 _COLUMNS = (
     "request", "arrival_ns", "arrival_of", "prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size",
     "session", "think_ns", _TIMED,
@@ -52,6 +54,9 @@ def _export(trace: Trace, path: Path, *, force: bool, aiperf: bool) -> Written:
     start = start_ns(frame)
     without = int((~frame[_TIMED]).sum())
     notes = [f"Timestamps count from the first arrival, {start} ns after 1970."] if start and without < frame.height else []
+    first = 0 if start or without == frame.height else int(frame.filter(_TIMED)["arrival_ns"].min())  # type: ignore[arg-type]
+    if first >= _LATE_NS:
+        notes.append(f"The first timestamp is {first / 1e9:,.0f} s: they are the trace's own clock, unchanged.")
     if without:
         notes.append(f"Requests whose arrival nobody saw, written without a timestamp: {without:,}.")
     frame, block, lost = _blocks(_in_tokens(frame, notes), notes)

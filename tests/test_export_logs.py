@@ -298,7 +298,9 @@ def test_the_engines_queue_is_an_arrival(tmp_path: Path) -> None:
     done = export_mooncake(trace, tmp_path / "m.jsonl")
     arrivals = trace.table("requests").sort("arrival_ns", "request").collect()["arrival_ns"].to_list()
     assert [round(line["timestamp"] * 1e6) for line in _lines(tmp_path / "m.jsonl")] == arrivals
-    assert not any("timestamp" in note for note in done.notes)
+    assert done.notes == (f"The first timestamp is {arrivals[0] / 1e9:,.0f} s: they are the trace's own clock, unchanged.",)
+    early = _trace(tmp_path / "e.trace", [{"arrival_ns": 59 * 10**9, "prompt_tokens": 1, "output_tokens": 1}])
+    assert export_mooncake(early, tmp_path / "e.jsonl").notes == ()
 
 
 def test_a_row_without_a_time_is_told(tmp_path: Path) -> None:

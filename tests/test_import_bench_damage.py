@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import re
+import tempfile
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 import hoptrace
 from hoptrace.collectors.files.kinds import kind_of
 from hoptrace.collectors.files.run import import_files
-from hoptrace.errors import InputError
+from hoptrace.errors import EnvironmentProblem, InputError
 from hoptrace.validate import validate
 
 DATA = Path(__file__).parent / "data" / "bench"
@@ -74,3 +79,14 @@ def test_every_kind_is_in_the_documentation() -> None:
     section = page.read_text().split("## The kinds")[1].split("\n## ")[0]
     table = re.findall(r"^\| `([a-z][a-z-]+)` \| ", section, re.M)
     assert sorted(table) == sorted({*KINDS.values(), "genai-perf", "sglang-export"})
+
+
+def test_no_room_for_the_copy_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with pytest.raises(EnvironmentProblem, match=r"A copy of .*vllm_detailed\.json cannot be made in .*TMPDIR"):
+        import_files([DATA / "vllm_detailed.json"], tmp_path / "t.trace")
+    assert not list(tmp_path.iterdir())
