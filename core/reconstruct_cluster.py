@@ -54,13 +54,17 @@ def mixes(unit: _Ints, time: _Ints, step_ns: int) -> bool:
     opening = np.concatenate(([True], unit[1:] != unit[:-1]))
     first, last = time[opening], time[np.concatenate((opening[1:], [True]))]
     others = np.sort(time[~opening])
-    generating = np.searchsorted(np.sort(first), first, side="left") - np.searchsorted(np.sort(last), first, side="right")
+    # Requests that begin within this reach of each other begin in one iteration (a burst): none of them generated before it.
+    reach = int(2 * TOGETHER * step_ns)
+    long = last - first > reach
+    began = np.searchsorted(np.sort(first[long]), first - reach, side="left")
+    generating = began - np.searchsorted(np.sort(last[long]), first, side="right")
     asked = first[generating > 0]
     if len(asked) < 5 or len(others) < 2:
         return True
     after = np.clip(np.searchsorted(others, asked), 1, len(others) - 1)
     nearest = np.minimum(np.abs(others[after] - asked), np.abs(asked - others[after - 1]))
-    return bool((nearest <= 2 * TOGETHER * step_ns).mean() >= 0.5)
+    return bool((nearest <= reach).mean() >= 0.5)
 
 
 def cluster(

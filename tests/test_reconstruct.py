@@ -441,3 +441,27 @@ def test_doubted_counts_leave_the_decoding_beside_them_unknown(tmp_path: Path) -
     assert theirs.height and theirs["tokens_per_step"].null_count() == theirs["context_at_start"].null_count() == theirs.height
     assert got.residency.filter(pl.col("request") != number)["tokens_per_step"].null_count() == 0
     assert got.known["engine"] is not None and got.known["engine"] < 1
+
+
+def test_a_burst_that_begins_together_does_not_look_like_prompts_apart(tmp_path: Path) -> None:
+    """Four requests begin in one iteration, and two join those who generate (a real llama.cpp server with four slots)."""
+    ms = 1_000_000
+    times = {
+        0: [0, 295, 469, 647, 872, 988], 1: [9, 297, 470, 661, 874, 997, 1975, 2524, 2671, 3054],
+        2: [9, 297, 470, 647, 874, 995, 1975, 2523, 2670], 3: [3, 295, 470, 647, 873, 994, 1975],
+        4: [1973, 2521, 2669, 3023, 3329, 3605, 3885, 4119], 5: [2523, 2670, 3054, 3329, 3613, 3885, 4141],
+    }  # fmt: skip
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False) as w:
+        for r, stamps in times.items():
+            w.append("requests", [{"request": r, "arrival_ns": START_NS - 600 * ms, "prompt_tokens": 40, "source": "t"}])
+            w.append(
+                "tokens",
+                [
+                    {"request": r, "index": i, "time_ns": START_NS + t * ms, "count": 1, "source": "t"}
+                    for i, t in enumerate(stamps)
+                ],
+            )
+    got = steps_of(hoptrace.open(tmp_path / "t.trace"))
+    assert "iterations of their own" not in (got.note or "")
+    seen = got.steps.filter(pl.col("end_ns") >= START_NS)
+    assert seen["decode_tokens"].to_list()[:6] == [0, 4, 4, 4, 4, 4]
