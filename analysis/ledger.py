@@ -184,7 +184,14 @@ def ledger(trace: Trace, *, steps: Steps | None = None) -> Ledger:
     if not trace.has("moves"):
         unseen.insert(0, "No moves were recorded: what crossed the network, a proxy or a link is unknown.")
     tokens = _output_tokens(trace, requests)
-    if tokens is None and requests.height:
+    if broken := _broken_off(trace, requests):
+        # Their tokens count and what they moved is not there: a quotient of the two would be of nothing.
+        tokens = None
+        unseen.append(
+            f"The recording broke off during {broken:,} {'request' if broken == 1 else 'requests'}: what they moved was not "
+            "written yet, so nothing is given per token."
+        )
+    elif tokens is None and requests.height:
         unseen.append("The number of output tokens is unknown for some requests, so nothing is given per token.")
     cover = step_cover(trace, found, tokens)
     if not cover.whole and memory.height:
@@ -233,6 +240,16 @@ def _output_tokens(trace: Trace, requests: pl.DataFrame) -> int | None:
     if trace.has("tokens"):
         found = found.fill_null(0) if not seen["n"].null_count() else found
     return None if found.null_count() else total + int(found.sum())
+
+
+def _broken_off(trace: Trace, requests: pl.DataFrame) -> int:
+    """Unfinished requests that emitted tokens and of which no move of tokens was written, in a trace that has such moves. (A
+    recorder writes one when a request ends; after a kill it has not.)"""
+    told = trace.table("moves").filter((pl.col("object") == "tokens") & pl.col("request").is_not_null()).select("request")
+    open_ = requests.filter(pl.col("finish_ns").is_null()).lazy().select("request")
+    emitted = trace.table("tokens").select("request")
+    lost = open_.join(emitted, on="request", how="semi").join(told, on="request", how="anti").collect().height
+    return lost if lost and told.head(1).collect().height else 0
 
 
 def _memory(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:

@@ -126,6 +126,16 @@ def test_more_cached_than_the_prompt_has_is_left_out_and_said() -> None:
     assert alone.reuse.share is None and alone.reuse.cached_tokens is None
 
 
+def test_requests_cut_off_by_the_end_of_the_recording_are_in_no_quotient() -> None:
+    cut = [REQUESTS[0], {"request": 2, "arrival_ns": 0, "finish_ns": None, "output_tokens": None}]
+    tokens = [{"request": r, "index": i, "time_ns": i, "count": 1} for r, n in ((1, 6), (2, 90)) for i in range(n)]
+    book = ledger(MemoryTrace({"requests": cut, "tokens": tokens, "moves": [move(request=1, bytes=600, transfers=6)]}))
+    assert book.output_tokens is None and book.rows["bytes"].to_list() == [600]
+    assert any(u.startswith("The recording broke off during 1 request: what they moved") for u in book.unseen)
+    written = [move(request=r, bytes=600, transfers=6) for r in (1, 2)]
+    assert ledger(MemoryTrace({"requests": cut, "tokens": tokens, "moves": written})).output_tokens == 96
+
+
 def test_nothing_recorded() -> None:
     book = ledger(MemoryTrace({}))
     assert book.rows.height == 0 and book.output_tokens is None and book.duration_ns is None and book.reuse.share is None
