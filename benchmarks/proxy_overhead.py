@@ -93,9 +93,9 @@ def serve(tell: Connection, core: int, events: int, gap_s: float, in_step: bool)
 
 def proxy(tell: Connection, core: int, upstream: str, folder: str) -> None:
     """The proxy as `hoptrace attach` runs it; answers "cpu" with its CPU time in ns, tokens and faults."""
-    from hoptrace.collectors.engines.hashing import HashKey
-    from hoptrace.collectors.engines.proxy import Proxy, listen
-    from hoptrace.collectors.engines.record import Recorder
+    from hoptrace.collectors.engines.streams.hashing import HashKey
+    from hoptrace.collectors.engines.streams.proxy import Proxy, listen
+    from hoptrace.collectors.engines.streams.record import Recorder
     from hoptrace.manifest import Manifest
     from hoptrace.writer import TraceWriter
 

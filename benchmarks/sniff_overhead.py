@@ -22,11 +22,11 @@ import aiohttp
 from aiohttp import web
 
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.http import Api
-from hoptrace.collectors.engines.place import WIRE
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.sniff import Sniffer
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.place import WIRE
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.sniff import Sniffer
 from hoptrace.manifest import Manifest, Server
 from hoptrace.writer import TraceWriter
 

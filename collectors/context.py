@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.http import Api
+from hoptrace.collectors.engines.streams.hashing import HashKey
 from hoptrace.collectors.hardware.listener import Found
 from hoptrace.collectors.links import Links
 from hoptrace.manifest import Server

@@ -27,11 +27,11 @@ from hoptrace.collectors.base import Collector, Finding
 from hoptrace.collectors.beat import Beat, Source
 from hoptrace.collectors.context import Options
 from hoptrace.collectors.coverage import Coverage
-from hoptrace.collectors.engines.hashing import HashKey, load_key
-from hoptrace.collectors.engines.place import PROXY, WIRE
-from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.sniff import Sniffer
+from hoptrace.collectors.engines.streams.hashing import HashKey, load_key
+from hoptrace.collectors.engines.streams.place import PROXY, WIRE
+from hoptrace.collectors.engines.streams.proxy import Proxy, listen
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.sniff import Sniffer
 from hoptrace.collectors.hardware.process import ProcessCollector, own_host
 from hoptrace.collectors.links import Links
 from hoptrace.collectors.status import Status
@@ -262,7 +262,7 @@ class Session:
 
     async def _receive_spans(self, address: tuple[str, int]) -> None:
         # gRPC's import takes a quarter of a second: only where spans are wanted.
-        from hoptrace.collectors.engines.otlp import OtlpReceiver
+        from hoptrace.collectors.engines.published.otlp import OtlpReceiver
 
         exact = {s.server for s in self._sources if s.server and s.collector.name in _EXACT}
         servers = [t.server for t in self.targets]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hoptrace.collectors.engines.record import Stats
+from hoptrace.collectors.engines.streams.record import Stats
 
 __all__ = ["Status"]
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from hoptrace.collectors.base import Collector, Finding
 from hoptrace.collectors.context import Context, Options
 from hoptrace.collectors.engines import catalog
-from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.http import Api
 from hoptrace.collectors.engines.identify import identify
+from hoptrace.collectors.engines.streams.hashing import HashKey
 from hoptrace.collectors.hardware.listener import Found, find_listener
 from hoptrace.collectors.hardware.process import ProcessCollector, fixed, own_host
 from hoptrace.errors import HoptraceError

@@ -41,7 +41,7 @@ def refuse_twice(urls: Sequence[str], *, wire: bool) -> None:
     """Raise UsageError if two of ``urls`` are the same server. Looks names up, so it may block.
 
     Paths tell servers apart behind one gateway (``/a/v1``, ``/b/v1``), but not on the wire (``wire``): there a server is an
-    address and a port, and of this machine all addresses are one (see :class:`hoptrace.collectors.engines.sniff.Sniffer`).
+    address and a port, and of this machine all addresses are one (see the sniffer).
     """
     places = [_Place.of(url) for url in urls]
     for a, b in combinations(places, 2):

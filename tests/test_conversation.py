@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from test_record import ASK, CHUNK, END, HEAD, all_work, begun, rows
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.place import WIRE
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.place import WIRE
+from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.links import Links
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter

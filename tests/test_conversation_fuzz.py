@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from test_dialects import Kept, ask, chunk, event, head
 from test_record import all_work
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.hashing import HashKey
-from hoptrace.collectors.engines.heads import Heads
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.heads import Heads
+from hoptrace.collectors.engines.streams.record import Recorder
 
 PIECES = [
     ask({"prompt": "x" * 70}, "/v1/completions"),

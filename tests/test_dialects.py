@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_record import all_work, rows
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.hashing import HashKey
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.manifest import Manifest
 from hoptrace.openai_stream import StreamDecoder
 from hoptrace.sse import ServerSentEvent

@@ -21,8 +21,8 @@ from support import vllm_server
 from support.context import context, events, rows
 
 import hoptrace
-from hoptrace.collectors.engines.kv_events import KvEvents
-from hoptrace.collectors.engines.otlp import OtlpReceiver
+from hoptrace.collectors.engines.published.kv_events import KvEvents
+from hoptrace.collectors.engines.published.otlp import OtlpReceiver
 from hoptrace.validate import validate
 
 pytestmark = [

@@ -15,11 +15,11 @@ from support.context import KEY, context, events, rows
 from support.spans import as_json
 
 import hoptrace
-from hoptrace.collectors.engines.kv_events import KvEvents, block_hash
-from hoptrace.collectors.engines.otlp import OtlpReceiver
-from hoptrace.collectors.engines.otlp_calls import Calls
-from hoptrace.collectors.engines.otlp_wire import spans_of_json, spans_of_protobuf
-from hoptrace.collectors.engines.zmq_stream import Endpoint
+from hoptrace.collectors.engines.published.kv_events import KvEvents, block_hash
+from hoptrace.collectors.engines.published.otlp import OtlpReceiver
+from hoptrace.collectors.engines.published.otlp_calls import Calls
+from hoptrace.collectors.engines.published.otlp_wire import spans_of_json, spans_of_protobuf
+from hoptrace.collectors.engines.published.zmq_stream import Endpoint
 from hoptrace.collectors.files.run import import_files
 from hoptrace.validate import validate
 
@@ -166,7 +166,7 @@ def test_the_same_bodies_through_the_receiver_and_from_a_file_give_the_same(tmp_
 
 
 def test_a_message_cut_anywhere_is_no_message_or_a_shorter_one() -> None:
-    from hoptrace.collectors.engines.kv_messages import decode_batch
+    from hoptrace.collectors.engines.published.kv_messages import decode_batch
 
     payload = _messages()[5][1][2]
     assert all(decode_batch(payload[:n]) is None for n in range(len(payload) - 1))

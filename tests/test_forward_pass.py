@@ -18,9 +18,9 @@ from support.context import context, events, rows, until
 from support.publisher import Publisher
 
 import hoptrace
-from hoptrace.collectors.engines.forward_pass import ForwardPass, endpoints_at
-from hoptrace.collectors.engines.fpm_messages import Metrics, Queued, Scheduled, UnknownVersion, decode_metrics
-from hoptrace.collectors.engines.step_times import StepTimes
+from hoptrace.collectors.engines.published.forward_pass import ForwardPass, endpoints_at
+from hoptrace.collectors.engines.published.fpm_messages import Metrics, Queued, Scheduled, UnknownVersion, decode_metrics
+from hoptrace.collectors.engines.published.step_times import StepTimes
 from hoptrace.validate import validate
 
 MS = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoptrace.collectors.engines.heads import HEAD_LIMIT_BYTES, Heads
+from hoptrace.collectors.engines.streams.heads import HEAD_LIMIT_BYTES, Heads
 
 
 def through(*pieces: bytes, prefix: str = "") -> bytes:

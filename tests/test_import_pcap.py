@@ -16,7 +16,7 @@ from support.sniffing import needs_right, sniffing
 from support.toy_server import Toy, serve, token
 
 import hoptrace
-from hoptrace.collectors.engines.capture import Ring
+from hoptrace.collectors.engines.streams.capture import Ring
 from hoptrace.collectors.files.run import import_files
 from hoptrace.errors import InputError
 from hoptrace.validate import validate

@@ -12,8 +12,8 @@ from support.context import KEY, context, events, rows, until
 from support.kv import batch, removed, stored
 from support.publisher import Publisher
 
-from hoptrace.collectors.engines.kv_events import KvEvents, block_hash
-from hoptrace.collectors.engines.zmq_stream import Endpoint
+from hoptrace.collectors.engines.published.kv_events import KvEvents, block_hash
+from hoptrace.collectors.engines.published.zmq_stream import Endpoint
 
 SHAPE = {"layers": 2, "kv_heads": 1, "head_size": 32, "kv_dtype": "float32", "block_size_tokens": 32}
 TOKEN_BYTES = 2 * 2 * 1 * 32 * 4
@@ -260,7 +260,7 @@ def test_a_probe_says_why_not(tmp_path: Path) -> None:
 
 def test_a_foreign_clock_is_told_and_changes_no_time(tmp_path: Path) -> None:
     """A publisher on another host whose clock is 40 s ahead: times stay as they were stamped."""
-    from hoptrace.collectors.engines.kv_events import _Rank
+    from hoptrace.collectors.engines.published.kv_events import _Rank
 
     with context(tmp_path / "t.trace", **SHAPE) as ctx:
         source = KvEvents(ctx, [Endpoint("tcp://10.9.8.7:5557")])

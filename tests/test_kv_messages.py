@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kv import batch, stored
 
-from hoptrace.collectors.engines.kv_endpoints import endpoints_of, of_address, of_sources
-from hoptrace.collectors.engines.kv_events import medium_of
-from hoptrace.collectors.engines.kv_messages import Cleared, Removed, Stored, decode_batch
-from hoptrace.collectors.engines.kv_sequence import REPLAY_NS, Gap, Message, Restart, Sequence
-from hoptrace.collectors.engines.zmq_stream import Endpoint
+from hoptrace.collectors.engines.published.kv_endpoints import endpoints_of, of_address, of_sources
+from hoptrace.collectors.engines.published.kv_events import medium_of
+from hoptrace.collectors.engines.published.kv_messages import Cleared, Removed, Stored, decode_batch
+from hoptrace.collectors.engines.published.kv_sequence import REPLAY_NS, Gap, Message, Restart, Sequence
+from hoptrace.collectors.engines.published.zmq_stream import Endpoint
 
 _pack = msgspec.msgpack.encode
 

@@ -20,9 +20,9 @@ from support.context import KEY, context, events, rows
 from support.spans import S, as_json, message, vllm_span
 
 import hoptrace
-from hoptrace.collectors.engines import otlp
-from hoptrace.collectors.engines.otlp import OtlpReceiver
-from hoptrace.collectors.engines.otlp_ports import MAX_BODY_BYTES
+from hoptrace.collectors.engines.published import otlp
+from hoptrace.collectors.engines.published.otlp import OtlpReceiver
+from hoptrace.collectors.engines.published.otlp_ports import MAX_BODY_BYTES
 from hoptrace.manifest import Server
 from hoptrace.validate import validate
 

@@ -178,7 +178,7 @@ def test_any_line_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hoptrace.collectors.engines import otlp_calls
+    from hoptrace.collectors.engines.published import otlp_calls
     from hoptrace.collectors.files import otlp_json
 
     monkeypatch.setattr(otlp_json, "_BATCH", 10)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.spans import T0, S, as_json, message, vllm_span
 
-from hoptrace.collectors.engines.otlp_call import Call
-from hoptrace.collectors.engines.otlp_calls import Calls
-from hoptrace.collectors.engines.otlp_spans import Said, Stage, StartUp, meaning
-from hoptrace.collectors.engines.otlp_wire import CLIENT, SERVER, Malformed, Span, spans_of_json, spans_of_protobuf
+from hoptrace.collectors.engines.published.otlp_call import Call
+from hoptrace.collectors.engines.published.otlp_calls import Calls
+from hoptrace.collectors.engines.published.otlp_spans import Said, Stage, StartUp, meaning
+from hoptrace.collectors.engines.published.otlp_wire import CLIENT, SERVER, Malformed, Span, spans_of_json, spans_of_protobuf
 
 MS = 1_000_000
 

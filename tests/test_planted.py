@@ -17,9 +17,9 @@ from support.toy_server import Toy, event, serve, token
 import hoptrace
 from hoptrace.analysis.accounting import Accounting, account
 from hoptrace.analysis.parts import PARTS
-from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.relay import Server as ServerEnd
+from hoptrace.collectors.engines.streams.proxy import Proxy, listen
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.relay import Server as ServerEnd
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace
 from hoptrace.schema import TABLES

@@ -15,10 +15,10 @@ import pytest
 from support.toy_server import Toy, event, serve, token
 
 import hoptrace
-from hoptrace.collectors.engines.exchange import Exchange
-from hoptrace.collectors.engines.hashing import HashKey
-from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.exchange import Exchange
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.proxy import Proxy, listen
+from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.errors import EnvironmentProblem
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.raw import between, both_loops, connect, raw_server, until
 
-from hoptrace.collectors.engines import relay
+from hoptrace.collectors.engines.streams import relay
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: me\r\nContent-Length: 2\r\n\r\n{}"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import hoptrace
-from hoptrace.collectors.engines import record
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.exchange import Exchange
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams import record
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.exchange import Exchange
+from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter
 

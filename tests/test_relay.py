@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hoptrace.collectors.engines.relay import Client, Server
+from hoptrace.collectors.engines.streams.relay import Client, Server
 
 
 class Wire:

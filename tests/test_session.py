@@ -16,7 +16,7 @@ from support.toy_server import Toy, serve, token
 
 import hoptrace
 from hoptrace.collectors.attached import attached
-from hoptrace.collectors.engines.hashing import HashKey, load_key
+from hoptrace.collectors.engines.streams.hashing import HashKey, load_key
 from hoptrace.collectors.explain import explain
 from hoptrace.collectors.session import Session
 from hoptrace.errors import EnvironmentProblem, UsageError

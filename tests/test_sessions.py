@@ -8,10 +8,10 @@ import pytest
 from test_dialects import Kept, ask, chunk, event, head
 from test_record import all_work
 
-from hoptrace.collectors.engines.asked import read_body, session_of, tenant_of
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.hashing import HashKey, Prompt, prompt_of
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.asked import read_body, session_of, tenant_of
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.hashing import HashKey, Prompt, prompt_of
+from hoptrace.collectors.engines.streams.record import Recorder
 
 KEY = HashKey("test", b"k" * 32)
 DONE = event({"id": "c", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]})

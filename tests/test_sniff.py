@@ -18,12 +18,12 @@ from support.sniffing import Played, Sniffed, needs_right, sniffing
 from support.toy_server import Toy, serve, token
 
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines import capture as capturing
-from hoptrace.collectors.engines import sniff
-from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.http import Api
-from hoptrace.collectors.engines.packets import SYN, Segment, segment
-from hoptrace.collectors.engines.sniff import Sniffer, parse_target
+from hoptrace.collectors.engines.streams import capture as capturing
+from hoptrace.collectors.engines.streams import sniff
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.packets import SYN, Segment, segment
+from hoptrace.collectors.engines.streams.sniff import Sniffer, parse_target
 from hoptrace.errors import UsageError
 from hoptrace.manifest import Server
 

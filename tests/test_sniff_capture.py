@@ -8,8 +8,8 @@ import time
 import pytest
 from support.frames import CLIENT, SERVER, ipv4, ipv6, tcp
 
-from hoptrace.collectors.engines.capture import StampClock, filter_program
-from hoptrace.collectors.engines.packets import ACK
+from hoptrace.collectors.engines.streams.capture import StampClock, filter_program
+from hoptrace.collectors.engines.streams.packets import ACK
 
 ETHERNET, LOOPBACK = 1, 772
 HOST, OUTGOING = 0, 4

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import CLIENT, PORT, SERVER, ethernet, ipv4, ipv6, tcp
 
-from hoptrace.collectors.engines import packets
-from hoptrace.collectors.engines.packets import ACK, Segment, link, segment
+from hoptrace.collectors.engines.streams import packets
+from hoptrace.collectors.engines.streams.packets import ACK, Segment, link, segment
 
 ADDRESS = bytes([10, 0, 0, 9]) + struct.pack("!H", 40_000), bytes([10, 0, 0, 1]) + struct.pack("!H", 8000)
 UP = tcp(40_000, 8000, 7, 8, ACK, b"GET / HTTP/1.1\r\n", window=3)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.pcaps import block, interface, option, packet, pcap, pcapng, section
 
-from hoptrace.collectors.engines.pcap import Captured, Recording, is_pcap, read_pcap
+from hoptrace.collectors.engines.streams.pcap import Captured, Recording, is_pcap, read_pcap
 from hoptrace.errors import InputError
 
 NS = 1_796_040_503_091_014_603

@@ -13,9 +13,9 @@ import pytest
 from support.sniffing import needs_right, sniffing
 
 import hoptrace
-from hoptrace.collectors.engines.hashing import HashKey
-from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.proxy import Proxy, listen
+from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.demo_server import DemoServer
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter

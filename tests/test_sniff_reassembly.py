@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoptrace.collectors.engines.reassembly import Piece, Stream, distance
+from hoptrace.collectors.engines.streams.reassembly import Piece, Stream, distance
 
 WRAP = 2**32
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import ACK, FIN, Peers, parsed
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.place import WIRE
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.wire import Wire
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.place import WIRE
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.wire import Wire
 
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import PSH, Peers, parsed
 
-from hoptrace.collectors.engines import wire as module
-from hoptrace.collectors.engines.packets import ACK, FIN, RST, SYN, Segment
-from hoptrace.collectors.engines.wire import Wire
+from hoptrace.collectors.engines.streams import wire as module
+from hoptrace.collectors.engines.streams.packets import ACK, FIN, RST, SYN, Segment
+from hoptrace.collectors.engines.streams.wire import Wire
 
 MS = 1_000_000
 ASK, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"

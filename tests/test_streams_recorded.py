@@ -9,8 +9,8 @@ import pytest
 from test_dialects import Kept, ask, chunk, head
 from test_record import all_work
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.record import Recorder
 
 DATA = Path(__file__).parent / "data" / "streams"
 MS = 1_000_000

@@ -8,9 +8,9 @@ from __future__ import annotations
 from hoptrace.collectors.base import Collector
 from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines import names_dynamo
-from hoptrace.collectors.engines.forward_pass import ForwardPass
 from hoptrace.collectors.engines.metrics_source import MetricsSource
 from hoptrace.collectors.engines.prometheus import Sample, read
+from hoptrace.collectors.engines.published.forward_pass import ForwardPass
 
 __all__ = ["describe", "sources"]
 

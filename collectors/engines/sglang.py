@@ -12,12 +12,12 @@ from hoptrace.collectors.base import Collector
 from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines import names_sglang
 from hoptrace.collectors.engines.command_line import Allowed, Flags, of_server
-from hoptrace.collectors.engines.forward_pass import ForwardPass
 from hoptrace.collectors.engines.identify import first_of
-from hoptrace.collectors.engines.kv_endpoints import endpoints_of
-from hoptrace.collectors.engines.kv_events import KvEvents
 from hoptrace.collectors.engines.metrics_source import MetricsSource
 from hoptrace.collectors.engines.model_files import fill_from_model
+from hoptrace.collectors.engines.published.forward_pass import ForwardPass
+from hoptrace.collectors.engines.published.kv_endpoints import endpoints_of
+from hoptrace.collectors.engines.published.kv_events import KvEvents
 from hoptrace.collectors.engines.sglang_export import SglangExport
 from hoptrace.collectors.engines.sglang_log import SglangLog
 from hoptrace.manifest import Server

@@ -14,7 +14,7 @@ from typing import Any
 from hoptrace.collectors.base import Finding, ServerAway
 from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines.http import Reply
-from hoptrace.collectors.engines.step_times import StepTimes
+from hoptrace.collectors.engines.published.step_times import StepTimes
 
 __all__ = ["OFF", "TrtllmSteps", "step_of"]
 

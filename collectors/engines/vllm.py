@@ -11,11 +11,11 @@ from hoptrace.collectors.base import Collector
 from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines import names_vllm
 from hoptrace.collectors.engines.command_line import Allowed, of_server
-from hoptrace.collectors.engines.kv_endpoints import endpoints_of, of_sources
-from hoptrace.collectors.engines.kv_events import KvEvents
 from hoptrace.collectors.engines.metrics_source import MetricsSource
 from hoptrace.collectors.engines.model_files import fill_from_model
 from hoptrace.collectors.engines.prometheus import read
+from hoptrace.collectors.engines.published.kv_endpoints import endpoints_of, of_sources
+from hoptrace.collectors.engines.published.kv_events import KvEvents
 from hoptrace.collectors.engines.vllm_channel import VllmChannel, config_of
 from hoptrace.collectors.engines.vllm_log import VllmLog
 from hoptrace.manifest import Server

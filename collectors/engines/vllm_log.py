@@ -17,7 +17,7 @@ from hoptrace.collectors.base import Collector, Finding
 from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines.log_source import LogSource
 from hoptrace.collectors.engines.log_tail import log_of
-from hoptrace.collectors.engines.step_times import StepTimes
+from hoptrace.collectors.engines.published.step_times import StepTimes
 
 __all__ = ["FLAG", "VllmLog", "stamp_ns", "step_of", "summary_of", "transfers_of"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from hoptrace.collectors.engines.step_times import Placed, StepTimes
+from hoptrace.collectors.engines.published.step_times import Placed, StepTimes
 from hoptrace.collectors.engines.vllm_join import Join
 from hoptrace.collectors.engines.vllm_moves import mechanism_of, transfers
 from hoptrace.collectors.engines.vllm_sums import Sums

@@ -1,8 +1,8 @@
 """Spans from files: OTLP as JSON (one message a line, as the OpenTelemetry collector's file exporter writes, or one document),
 and lists of GenAI spans with times as text (github kubernetes-sigs/inference-perf, examples/otel).
 
-What a span means is what it means to the live receiver (:mod:`hoptrace.collectors.engines.otlp_spans`). The texts of prompts and
-answers, where spans have them, are neither kept nor measured: a length in tokens is only what a span tells as one.
+What a span means is what it means to the live receiver (:mod:`hoptrace.collectors.engines.published.otlp_spans`). The texts of
+prompts and answers, where spans have them, are neither kept nor measured: a length in tokens is only what a span tells as one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.collectors.engines.otlp_call import Call
-from hoptrace.collectors.engines.otlp_calls import Calls
-from hoptrace.collectors.engines.otlp_wire import Malformed, Span, Spans, spans_of_json
+from hoptrace.collectors.engines.published.otlp_call import Call
+from hoptrace.collectors.engines.published.otlp_calls import Calls
+from hoptrace.collectors.engines.published.otlp_wire import Malformed, Span, Spans, spans_of_json
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.errors import InputError
 from hoptrace.manifest import Server

@@ -16,14 +16,14 @@ from typing import Any, cast
 import polars as pl
 import pyarrow as pa
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.hashing import load_key
-from hoptrace.collectors.engines.packets import BROKEN, FRAGMENT, LINK, Segment, link, segment
-from hoptrace.collectors.engines.pcap import Recording, is_pcap
-from hoptrace.collectors.engines.place import WIRE, Place
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.turn import RECORDED_PATHS
-from hoptrace.collectors.engines.wire import Wire
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.hashing import load_key
+from hoptrace.collectors.engines.streams.packets import BROKEN, FRAGMENT, LINK, Segment, link, segment
+from hoptrace.collectors.engines.streams.pcap import Recording, is_pcap
+from hoptrace.collectors.engines.streams.place import WIRE, Place
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.turn import RECORDED_PATHS
+from hoptrace.collectors.engines.streams.wire import Wire
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.links import Links
 from hoptrace.errors import InputError

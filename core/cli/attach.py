@@ -179,7 +179,7 @@ def command(
 
     target = None
     if sniff is not None:
-        from hoptrace.collectors.engines.sniff import parse_target
+        from hoptrace.collectors.engines.streams.sniff import parse_target
 
         target = parse_target(sniff)
     session = Session(

@@ -13,8 +13,8 @@ import polars as pl
 
 import hoptrace
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.hashing import HashKey
 from hoptrace.collectors.engines.http import Api
+from hoptrace.collectors.engines.streams.hashing import HashKey
 from hoptrace.collectors.links import Links
 from hoptrace.manifest import Manifest, Server
 from hoptrace.writer import TraceWriter

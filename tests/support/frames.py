@@ -6,7 +6,7 @@ import ipaddress
 import struct
 from dataclasses import dataclass, field
 
-from hoptrace.collectors.engines.packets import ACK, FIN, RST, SYN, Segment, segment
+from hoptrace.collectors.engines.streams.packets import ACK, FIN, RST, SYN, Segment, segment
 
 PSH = 0x08
 CLIENT, SERVER, PORT = ("10.0.0.9", 40_000), ("10.0.0.1", 8000), 8000

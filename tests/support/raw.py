@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 import hoptrace
-from hoptrace.collectors.engines.proxy import Proxy, listen
-from hoptrace.collectors.engines.record import Recorder
+from hoptrace.collectors.engines.streams.proxy import Proxy, listen
+from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.manifest import Manifest
 from hoptrace.writer import TraceWriter
 

@@ -14,11 +14,11 @@ import pytest
 
 import hoptrace
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.capture import Frame
 from hoptrace.collectors.engines.http import Api
-from hoptrace.collectors.engines.place import WIRE
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.sniff import Sniffer
+from hoptrace.collectors.engines.streams.capture import Frame
+from hoptrace.collectors.engines.streams.place import WIRE
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.sniff import Sniffer
 from hoptrace.manifest import Manifest, Server
 from hoptrace.writer import TraceWriter
 

@@ -14,12 +14,12 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.heads import Heads
-from hoptrace.collectors.engines.problem import problem
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.heads import Heads
+from hoptrace.collectors.engines.streams.problem import problem
 
 if TYPE_CHECKING:
-    from hoptrace.collectors.engines.proxy import Proxy
+    from hoptrace.collectors.engines.streams.proxy import Proxy
 
 __all__ = ["Client"]
 

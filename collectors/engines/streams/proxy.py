@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.relay import Client, Server
-from hoptrace.collectors.engines.tokens import warm
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.relay import Client, Server
+from hoptrace.collectors.engines.streams.tokens import warm
 from hoptrace.errors import EnvironmentProblem
 
 __all__ = ["Proxy", "listen"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hoptrace.collectors.engines.zmq_stream import Endpoint
+from hoptrace.collectors.engines.published.zmq_stream import Endpoint
 
 __all__ = ["endpoints_of", "of_address", "of_sources"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from hoptrace.collectors.engines.hashing import HashKey, keyed
+from hoptrace.collectors.engines.streams.hashing import HashKey, keyed
 
 __all__ = ["Past", "Sessions"]
 

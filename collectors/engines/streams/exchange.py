@@ -9,14 +9,14 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from hoptrace.collectors.engines.answer import Answer
-from hoptrace.collectors.engines.asked import Asked, model_name, read_body, session_of, tenant_of
-from hoptrace.collectors.engines.hashing import HashKey, Prompt, keyed, prefix_hashes
-from hoptrace.collectors.engines.sessions import Past
+from hoptrace.collectors.engines.streams.answer import Answer
+from hoptrace.collectors.engines.streams.asked import Asked, model_name, read_body, session_of, tenant_of
+from hoptrace.collectors.engines.streams.hashing import HashKey, Prompt, keyed, prefix_hashes
+from hoptrace.collectors.engines.streams.sessions import Past
 from hoptrace.collectors.left import Left
 
 if TYPE_CHECKING:
-    from hoptrace.collectors.engines.record import Recorder
+    from hoptrace.collectors.engines.streams.record import Recorder
 
 __all__ = ["CAPTURE_ENDED", "CLIENT_LEFT", "Exchange"]
 

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from hoptrace.collectors.engines.exchange import CAPTURE_ENDED, CLIENT_LEFT
-from hoptrace.collectors.engines.turn import Answers, Requests, Turn
+from hoptrace.collectors.engines.streams.exchange import CAPTURE_ENDED, CLIENT_LEFT
+from hoptrace.collectors.engines.streams.turn import Answers, Requests, Turn
 
 if TYPE_CHECKING:
-    from hoptrace.collectors.engines.record import Recorder
+    from hoptrace.collectors.engines.streams.record import Recorder
 
 __all__ = ["Conversation", "Side"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hoptrace.collectors.engines.hashing import HashKey, Prompt, keyed, messages_of, prompt_of
+from hoptrace.collectors.engines.streams.hashing import HashKey, Prompt, keyed, messages_of, prompt_of
 
 __all__ = ["Asked", "model_name", "read_body", "session_of", "tenant_of"]
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from hoptrace.collectors.engines.otlp_wire import Malformed
+from hoptrace.collectors.engines.published.otlp_wire import Malformed
 
 if TYPE_CHECKING:
     from aiohttp import web

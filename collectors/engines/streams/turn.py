@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from hoptrace.collectors.engines.answer import BODY_LIMIT_BYTES
+from hoptrace.collectors.engines.streams.answer import BODY_LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from hoptrace.collectors.engines.conversation import Conversation
-    from hoptrace.collectors.engines.record import Exchange
+    from hoptrace.collectors.engines.streams.conversation import Conversation
+    from hoptrace.collectors.engines.streams.record import Exchange
 
 __all__ = ["RECORDED_PATHS", "Answers", "Requests", "Turn", "path_of"]
 

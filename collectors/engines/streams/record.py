@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from hoptrace.collectors.engines.exchange import CAPTURE_ENDED, CLIENT_LEFT, Exchange
-from hoptrace.collectors.engines.hashing import HashKey
-from hoptrace.collectors.engines.place import PROXY, Place
-from hoptrace.collectors.engines.sessions import Past, Sessions
-from hoptrace.collectors.engines.tokens import TokenRows
+from hoptrace.collectors.engines.streams.exchange import CAPTURE_ENDED, CLIENT_LEFT, Exchange
+from hoptrace.collectors.engines.streams.hashing import HashKey
+from hoptrace.collectors.engines.streams.place import PROXY, Place
+from hoptrace.collectors.engines.streams.sessions import Past, Sessions
+from hoptrace.collectors.engines.streams.tokens import TokenRows
 from hoptrace.collectors.links import Links
 from hoptrace.writer import TraceWriter
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hoptrace.collectors.engines.otlp_spans import Said, View
+from hoptrace.collectors.engines.published.otlp_spans import Said, View
 from hoptrace.collectors.links import readings
 
 __all__ = ["Call", "Stay"]

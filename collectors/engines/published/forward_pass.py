@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.fpm_messages import VERSION, Metrics, UnknownVersion, decode_metrics
-from hoptrace.collectors.engines.step_times import StepTimes
-from hoptrace.collectors.engines.zmq_stream import Endpoint, Stream, look, sequence_number
+from hoptrace.collectors.engines.published.fpm_messages import VERSION, Metrics, UnknownVersion, decode_metrics
+from hoptrace.collectors.engines.published.step_times import StepTimes
+from hoptrace.collectors.engines.published.zmq_stream import Endpoint, Stream, look, sequence_number
 
 __all__ = ["DYNAMO_PORT", "ForwardPass", "endpoints_at"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from hoptrace.collectors.engines.place import Place
+from hoptrace.collectors.engines.streams.place import Place
 from hoptrace.parts import conform
 from hoptrace.schema import TABLES
 

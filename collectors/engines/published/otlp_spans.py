@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hoptrace.collectors.engines.otlp_wire import SERVER, Span
+from hoptrace.collectors.engines.published.otlp_wire import SERVER, Span
 
 __all__ = ["Said", "Stage", "StartUp", "meaning"]
 

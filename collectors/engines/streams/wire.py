@@ -12,8 +12,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from hoptrace.collectors.engines.packets import ACK, FIN, RST, SYN, Segment
-from hoptrace.collectors.engines.reassembly import Piece, Stream
+from hoptrace.collectors.engines.streams.packets import ACK, FIN, RST, SYN, Segment
+from hoptrace.collectors.engines.streams.reassembly import Piece, Stream
 
 __all__ = ["Talk", "Wire"]
 
@@ -34,7 +34,7 @@ Side = Literal["client", "server"]
 
 
 class Talk(Protocol):
-    """What a connection's bytes are told to: see :class:`~hoptrace.collectors.engines.conversation.Conversation`."""
+    """What a connection's bytes are told to: see :class:`~hoptrace.collectors.engines.streams.conversation.Conversation`."""
 
     def from_client(self, data: bytes, now_ns: int) -> None: ...
     def from_server(self, data: bytes, now_ns: int, late: bool = False) -> None: ...

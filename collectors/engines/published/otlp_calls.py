@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from hoptrace.collectors.engines.otlp_call import Call, Stay
-from hoptrace.collectors.engines.otlp_spans import Said, Stage, StartUp, meaning
-from hoptrace.collectors.engines.otlp_wire import Span
+from hoptrace.collectors.engines.published.otlp_call import Call, Stay
+from hoptrace.collectors.engines.published.otlp_spans import Said, Stage, StartUp, meaning
+from hoptrace.collectors.engines.published.otlp_wire import Span
 from hoptrace.collectors.links import readings
 
 __all__ = ["Calls", "Taken"]

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 
 from hoptrace.collectors.base import Finding
-from hoptrace.collectors.engines.foreign_clock import OneWay
-from hoptrace.collectors.engines.hashing import HashKey
-from hoptrace.collectors.engines.otlp_call import Call
-from hoptrace.collectors.engines.otlp_calls import Calls
-from hoptrace.collectors.engines.otlp_ports import GrpcPort, HttpPort, taken
-from hoptrace.collectors.engines.otlp_spans import StartUp
-from hoptrace.collectors.engines.otlp_wire import Malformed, Span, Spans, spans_of_json, spans_of_protobuf
+from hoptrace.collectors.engines.published.foreign_clock import OneWay
+from hoptrace.collectors.engines.published.otlp_call import Call
+from hoptrace.collectors.engines.published.otlp_calls import Calls
+from hoptrace.collectors.engines.published.otlp_ports import GrpcPort, HttpPort, taken
+from hoptrace.collectors.engines.published.otlp_spans import StartUp
+from hoptrace.collectors.engines.published.otlp_wire import Malformed, Span, Spans, spans_of_json, spans_of_protobuf
+from hoptrace.collectors.engines.streams.hashing import HashKey
 from hoptrace.collectors.links import Links
 from hoptrace.manifest import Server
 from hoptrace.writer import TraceWriter

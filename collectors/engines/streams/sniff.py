@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.capture import RETIRE_MS, Capture, Plain, StampClock, open_capture
-from hoptrace.collectors.engines.conversation import Conversation
-from hoptrace.collectors.engines.packets import OTHER, segment
-from hoptrace.collectors.engines.record import Recorder
-from hoptrace.collectors.engines.wire import Wire
+from hoptrace.collectors.engines.streams.capture import RETIRE_MS, Capture, Plain, StampClock, open_capture
+from hoptrace.collectors.engines.streams.conversation import Conversation
+from hoptrace.collectors.engines.streams.packets import OTHER, segment
+from hoptrace.collectors.engines.streams.record import Recorder
+from hoptrace.collectors.engines.streams.wire import Wire
 from hoptrace.errors import UsageError
 
 __all__ = ["ANY", "Sniffer", "parse_target"]

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hoptrace.collectors.engines.encoding import Decoding, Garbled, decoding
-from hoptrace.collectors.engines.engine_times import EngineTimes, count_back
+from hoptrace.collectors.engines.streams.encoding import Decoding, Garbled, decoding
+from hoptrace.collectors.engines.streams.engine_times import EngineTimes, count_back
 from hoptrace.openai_stream import Chunk, StreamDecoder, Timings, Usage, error_kind, usage_over, usage_sum
 from hoptrace.sse import ServerSentEvent, SSEParser
 from hoptrace.stream_fast import ABSENT, VISIBLE

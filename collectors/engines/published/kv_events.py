@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Context
-from hoptrace.collectors.engines.foreign_clock import OneWay
-from hoptrace.collectors.engines.kv_endpoints import of_address
-from hoptrace.collectors.engines.kv_messages import Batch, Removed, Stored, decode_batch
-from hoptrace.collectors.engines.kv_sequence import Gap, Item, Message, Sequence
-from hoptrace.collectors.engines.zmq_stream import Endpoint, Stream, look, sequence_number
+from hoptrace.collectors.engines.published.foreign_clock import OneWay
+from hoptrace.collectors.engines.published.kv_endpoints import of_address
+from hoptrace.collectors.engines.published.kv_messages import Batch, Removed, Stored, decode_batch
+from hoptrace.collectors.engines.published.kv_sequence import Gap, Item, Message, Sequence
+from hoptrace.collectors.engines.published.zmq_stream import Endpoint, Stream, look, sequence_number
 from hoptrace.kv import geometry
 
 __all__ = ["FLAG", "KvEvents", "block_hash", "medium_of"]
