@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
-from hoptrace.errors import EnvironmentProblem, InputError, UsageError
+from hoptrace.analysis.whole_file import whole_file
+from hoptrace.errors import InputError
 from hoptrace.metrics import arrivals_known
 from hoptrace.reader import Trace
 from hoptrace.schema import TABLES
 
-__all__ = ["Written", "check_target", "needed", "start_ns", "unheld", "untimed", "write_lines"]
+__all__ = ["Written", "needed", "start_ns", "unheld", "untimed", "write_lines"]
 
 # Times from here on are UTC (1973); smaller ones count from a log's own start.
 _UTC_FROM_NS = 10**17
@@ -86,37 +86,7 @@ def untimed(trace: Trace) -> pl.Expr:
     return pl.col("arrival_of").is_null() & pl.col("queued_ns").is_null() & pl.col("scheduled_ns").is_null()
 
 
-def check_target(path: Path, *, force: bool) -> None:
-    """Refuse what an export must not replace: devices, pipes and folders always, and a file unless ``force`` is set.
-
-    Raises:
-        UsageError: something is there that is not to be replaced.
-    """
-    device = path.is_symlink() and str(path.absolute()).startswith(("/dev/", "/proc/"))
-    if device or (path.exists() and not path.is_file()):
-        raise UsageError(f"{path} is no ordinary file.", hint="Name a file after -o.")
-    if path.exists() and not force:
-        raise UsageError(f"{path} is already there.", hint="Choose another name after -o, or add --force.")
-
-
 def write_lines(path: Path, lines: Iterable[str], *, force: bool) -> None:
-    """Write lines (with their ends) to a file that appears whole or not at all.
-
-    Raises:
-        UsageError: something is there and ``force`` is not set, or it is no ordinary file.
-        EnvironmentProblem: it cannot be written.
-    """
-    check_target(path, force=force)
-    temporary = path.with_name(path.name + ".part")
-    try:
-        try:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as e:
-        raise EnvironmentProblem(f"{path} cannot be written: {e.strerror}.") from None
+    """Write lines (with their ends) as UTF-8. Raises what :func:`whole_file` raises."""
+    with whole_file(path, force=force) as file:
+        file.writelines(line.encode() for line in lines)

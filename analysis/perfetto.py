@@ -8,7 +8,6 @@ row of packets, so memory does not grow with it.
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor,
 
 from hoptrace.analysis.accounting import account
 from hoptrace.analysis.parts import PARTS
-from hoptrace.errors import EnvironmentProblem, UsageError
+from hoptrace.analysis.whole_file import whole_file
 from hoptrace.reader import Trace
 
 __all__ = ["Export", "export", "lanes"]
@@ -56,22 +55,8 @@ def export(trace: Trace, path: Path, *, force: bool = False, progress: Callable[
         EnvironmentProblem: it cannot be written.
         InputError: a table is damaged.
     """
-    if path.exists() and not force:
-        raise UsageError(f"{path} is already there.", hint="Choose another name after -o, or add --force.")
-    temporary = path.with_name(path.name + ".part")
-    try:
-        try:
-            with temporary.open("wb") as file:
-                result = _Writer(file, path, progress).write(trace)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as e:
-        raise EnvironmentProblem(f"{path} cannot be written: {e.strerror}.") from None
-    return result
+    with whole_file(path, force=force) as file:
+        return _Writer(file, path, progress).write(trace)
 
 
 def lanes(intervals: Iterable[tuple[int, int | None]]) -> list[int]:

@@ -38,6 +38,7 @@ from hoptrace.collectors.status import Status
 from hoptrace.collectors.steps import store_steps
 from hoptrace.collectors.target import Target, name_apart
 from hoptrace.collectors.twice import refuse_twice
+from hoptrace.collectors.urls import port_of
 from hoptrace.errors import EnvironmentProblem, HoptraceError, UsageError
 from hoptrace.manifest import CollectorInfo, Manifest, Server
 from hoptrace.writer import TraceWriter
@@ -396,5 +397,4 @@ class Session:
 
 
 def _port(url: str) -> int:
-    parts = urlsplit(url)
-    return parts.port or (443 if parts.scheme == "https" else 80)
+    return port_of(urlsplit(url))

@@ -18,6 +18,7 @@ from hoptrace.collectors.engines.identify import identify
 from hoptrace.collectors.engines.streams.hashing import HashKey
 from hoptrace.collectors.hardware.listener import Found, find_listener
 from hoptrace.collectors.hardware.process import ProcessCollector, fixed, own_host
+from hoptrace.collectors.urls import port_of
 from hoptrace.errors import HoptraceError
 from hoptrace.manifest import Server
 
@@ -69,7 +70,7 @@ class Target:
     async def answers(self) -> bool:
         """Whether something accepts connections; asks nothing, so a busy engine is no matter."""
         parts = urlsplit(self.ctx.api.url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        port = port_of(parts)
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname or "", port), 5.0)
         except TimeoutError:

@@ -9,6 +9,7 @@ from itertools import combinations
 from urllib.parse import urlsplit
 
 from hoptrace.collectors.hardware.listener import local_address
+from hoptrace.collectors.urls import port_of
 from hoptrace.errors import UsageError
 
 __all__ = ["refuse_twice"]
@@ -30,7 +31,7 @@ class _Place:
             told = frozenset(str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
         except OSError:
             told = frozenset()
-        return cls(url, host, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/"), told)
+        return cls(url, host, port_of(parts), parts.path.rstrip("/"), told)
 
     def meets(self, other: _Place) -> bool:
         """Whether both lead to one listening socket, as far as names tell."""

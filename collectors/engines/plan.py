@@ -14,6 +14,7 @@ from hoptrace.collectors.context import Context
 from hoptrace.collectors.engines.catalog import GIVES
 from hoptrace.collectors.engines.identify import GATEWAYS
 from hoptrace.collectors.hardware.listener import local_address
+from hoptrace.collectors.urls import port_of
 
 __all__ = ["Choice", "Plan", "plan"]
 
@@ -109,7 +110,7 @@ def _line(c: Choice, number: int | None = None) -> str:
 def _data_path(ctx: Context, findings: Mapping[str, Finding]) -> list[Choice]:
     sniff = findings.get("sniff") or _may_sniff(ctx)
     parts = urlsplit(ctx.api.url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = port_of(parts)
     # All interfaces: a server that one reaches by loopback here has clients elsewhere as a rule.
     how = f"--sniff any:{port}"
     return [

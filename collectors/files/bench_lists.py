@@ -16,7 +16,7 @@ from hoptrace.collectors.files.bench_rows import Measured, Reject, Rows
 from hoptrace.collectors.files.json_walk import Buffer, Cut, Malformed, document, elements, load, members, one_line, roots
 from hoptrace.errors import InputError
 
-__all__ = ["Element", "Run", "failure", "read_runs"]
+__all__ = ["Element", "Run", "failure", "read_bench"]
 
 # Read one element at a time.
 _LONG = ("itls", "errors")
@@ -50,10 +50,15 @@ class Element:
         return self.values.get(name)
 
 
-def read_runs(
-    sink: Sink, figures: Figures, rows_of: Callable[[Run], Rows], measure: Callable[[Element], Measured], detail: tuple[str, ...]
-) -> tuple[Rows | None, int]:
-    """Read every run of the file; returns the rows (null if no run has requests) and how many runs there are.
+def read_bench(
+    sink: Sink,
+    tool: str,
+    rows_of: Callable[[Run], Rows],
+    measure: Callable[[Element], Measured],
+    detail: tuple[str, ...],
+    no_detail: str,
+) -> None:
+    """Read a file of runs that have their requests in lists, and their figures. ``no_detail`` is the note where none has any.
 
     ``detail``: the lists of which one must be there for a run to have requests. ``rows_of`` is asked once, with the first run
     that has them.
@@ -61,6 +66,19 @@ def read_runs(
     Raises:
         InputError: lists of one run differ in length, or the only run is cut off.
     """
+    figures = Figures(sink, tool)
+    rows = _read_runs(sink, figures, rows_of, measure, detail)
+    if rows is None:
+        sink.note(no_detail)
+    figures.write(None if rows is None else rows.last_ns, requests=sink.read)
+    if rows is not None:
+        rows.close()
+
+
+def _read_runs(
+    sink: Sink, figures: Figures, rows_of: Callable[[Run], Rows], measure: Callable[[Element], Measured], detail: tuple[str, ...]
+) -> Rows | None:
+    """Read every run of the file; gives the rows, null if no run has requests."""
     rows: Rows | None = None
     record = count = 0
     with document(sink) as buffer:
@@ -87,7 +105,7 @@ def read_runs(
                 sink.count()
                 sink.reject(record, f"run {count} is cut off: the file ends inside it")
                 break
-    return rows, count
+    return rows
 
 
 def failure(element: Element, first_s: float | None) -> str | None:

@@ -16,10 +16,23 @@ import numpy as np
 import polars as pl
 
 from hoptrace.collectors.files.base import Sink
-from hoptrace.collectors.files.json_walk import Malformed
+from hoptrace.collectors.files.json_walk import Buffer, Cut, Malformed, elements
 from hoptrace.schema import REQUESTS, STAGES
 
-__all__ = ["NO_ARRIVALS", "Measured", "Reject", "Rows", "emissions", "epoch_ns", "ns", "number", "stamp_ns", "text", "tokens_of"]
+__all__ = [
+    "NO_ARRIVALS",
+    "Measured",
+    "Reject",
+    "Rows",
+    "emissions",
+    "epoch_ns",
+    "ns",
+    "number",
+    "stamp_ns",
+    "text",
+    "tokens_of",
+    "read_records",
+]
 
 NO_ARRIVALS = (
     "The file has durations only, not when each request was sent: every request's times count from its own start, so latencies "
@@ -308,3 +321,18 @@ def _polars(spec: Any, name: str) -> Any:
     if pa.types.is_floating(kind):
         return pl.Float64
     return pl.List(pl.Int64) if pa.types.is_list(kind) else pl.String
+
+
+def read_records(
+    sink: Sink, rows: Rows, buffer: Buffer, begin: int, measure: Callable[[Buffer, tuple[int, int]], Measured], cut: str
+) -> None:
+    """Read the array at ``begin``, a record an element. ``cut`` is the note where the file ends inside one."""
+    record = 0
+    try:
+        for span in elements(buffer, begin):
+            record += 1
+            rows.record(record, measure, buffer, span)
+    except Cut:
+        sink.note(cut)
+        sink.count()
+        sink.reject(record + 1, "the file ends inside it")

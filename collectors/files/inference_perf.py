@@ -6,14 +6,15 @@ be sent is not in the file.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.bench_figures import Figures
-from hoptrace.collectors.files.bench_rows import Measured, Reject, Rows, epoch_ns, number, text, tokens_of
-from hoptrace.collectors.files.json_walk import Buffer, Cut, document, elements, load, one_line, roots, whole_object
+from hoptrace.collectors.files.bench_rows import Measured, Reject, Rows, epoch_ns, number, read_records, text, tokens_of
+from hoptrace.collectors.files.json_walk import Buffer, document, load, one_line, roots, whole_object
 
 __all__ = ["IMPORTER", "InferencePerf"]
 
@@ -46,15 +47,7 @@ class InferencePerf(Importer):
                 sink.note(_MONOTONIC)
                 sink.note(_SENT)
                 rows = Rows(sink)
-                record = 0
-                try:
-                    for span in elements(buffer, begin):
-                        record += 1
-                        rows.record(record, _measured, sink, buffer, span)
-                except Cut:
-                    sink.note(_CUT)
-                    sink.count()
-                    sink.reject(record + 1, "the file ends inside it")
+                read_records(sink, rows, buffer, begin, partial(_measured, sink), _CUT)
                 rows.close()
                 return
         figures = Figures(sink, "inference-perf")

@@ -11,8 +11,8 @@ from typing import Any
 
 from hoptrace.collectors.files.base import Importer, Sink
 from hoptrace.collectors.files.bench_figures import Figures
-from hoptrace.collectors.files.bench_rows import Measured, Reject, Rows, ns, number, tokens_of
-from hoptrace.collectors.files.json_walk import Buffer, Cut, document, elements, load, one_line, roots, whole_object
+from hoptrace.collectors.files.bench_rows import Measured, Reject, Rows, ns, number, read_records, tokens_of
+from hoptrace.collectors.files.json_walk import Buffer, document, load, one_line, roots, whole_object
 
 __all__ = ["IMPORTER", "Llmperf"]
 
@@ -42,15 +42,7 @@ class Llmperf(Importer):
             if buffer[begin : begin + 1] == b"[":
                 sink.note(_ITL)
                 rows = Rows(sink, anchored=False)
-                record = 0
-                try:
-                    for span in elements(buffer, begin):
-                        record += 1
-                        rows.record(record, _measured, buffer, span)
-                except Cut:
-                    sink.note(_CUT)
-                    sink.count()
-                    sink.reject(record + 1, "the file ends inside it")
+                read_records(sink, rows, buffer, begin, _measured, _CUT)
                 rows.close()
                 return
         figures = Figures(sink, "llmperf")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hoptrace.collectors.files.base import Importer, Sink
-from hoptrace.collectors.files.bench_figures import Figures
-from hoptrace.collectors.files.bench_lists import Element, Run, failure, gaps, read_runs
+from hoptrace.collectors.files.bench_lists import Element, Run, failure, gaps, read_bench
 from hoptrace.collectors.files.bench_rows import Measured, Rows, emissions, number, tokens_of
 
 __all__ = ["IMPORTER", "SglangBench"]
@@ -38,13 +37,7 @@ class SglangBench(Importer):
         return start.lstrip().startswith(b"{") and b'"sharegpt_output_len"' in start and b'"random_input_len"' in start
 
     def read(self, path: Path, sink: Sink) -> None:
-        figures = Figures(sink, "sglang")
-        rows, _ = read_runs(sink, figures, partial(_rows, sink), partial(_measured, sink), _DETAIL)
-        if rows is None:
-            sink.note(_NO_DETAIL)
-        figures.write(None if rows is None else rows.last_ns, requests=sink.read)
-        if rows is not None:
-            rows.close()
+        read_bench(sink, "sglang", partial(_rows, sink), partial(_measured, sink), _DETAIL, _NO_DETAIL)
 
 
 def _rows(sink: Sink, run: Run) -> Rows:

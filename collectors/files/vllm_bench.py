@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from hoptrace.collectors.files.base import Importer, Sink
-from hoptrace.collectors.files.bench_figures import Figures
-from hoptrace.collectors.files.bench_lists import Element, Run, failure, gaps, read_runs
+from hoptrace.collectors.files.bench_lists import Element, Run, failure, gaps, read_bench
 from hoptrace.collectors.files.bench_rows import Measured, Reject, Rows, emissions, epoch_ns, ns, number, text, tokens_of
 
 __all__ = ["IMPORTER", "VllmBench"]
@@ -41,13 +40,7 @@ class VllmBench(Importer):
         return start.lstrip().startswith(b"{") and b'"tokenizer_id"' in start and b'"num_prompts"' in start
 
     def read(self, path: Path, sink: Sink) -> None:
-        figures = Figures(sink, "vllm")
-        rows, _ = read_runs(sink, figures, partial(_rows, sink), partial(_measured, sink), _DETAIL)
-        if rows is None:
-            sink.note(_NO_DETAIL)
-        figures.write(None if rows is None else rows.last_ns, requests=sink.read)
-        if rows is not None:
-            rows.close()
+        read_bench(sink, "vllm", partial(_rows, sink), partial(_measured, sink), _DETAIL, _NO_DETAIL)
 
 
 def _rows(sink: Sink, run: Run) -> Rows:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hoptrace.collectors.urls import port_of
+
 __all__ = ["Found", "find_listener", "local_address"]
 
 _LISTEN = "0A"
@@ -24,7 +26,7 @@ class Found:
 def find_listener(url: str, *, proc: Path = Path("/proc"), local: set[str] | None = None) -> Found:
     """The process that listens where ``url`` points. ``local`` are this machine's addresses (all interfaces' if null)."""
     parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = port_of(parts)
     host = parts.hostname or ""
     if not local_address(host, local):
         return Found(None, f"{host} is another machine: run hoptrace there to record its process")

@@ -30,7 +30,7 @@ def command(trace: str, output: str, mooncake: bool, azure: bool, aiperf: bool, 
     """
     from pathlib import Path
 
-    from hoptrace.analysis.export_requests import check_target
+    from hoptrace.analysis.whole_file import check_target
     from hoptrace.errors import UsageError
 
     chosen = [name for name, on in (("mooncake", mooncake), ("azure", azure), ("aiperf", aiperf)) if on]

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.engines.streams.relay import Client, Server
 from hoptrace.collectors.engines.streams.tokens import warm
+from hoptrace.collectors.urls import port_of
 from hoptrace.errors import EnvironmentProblem
 
 __all__ = ["Proxy", "listen"]
@@ -57,7 +58,7 @@ class Proxy:
     def __init__(self, upstream: str, recorder: Recorder, now_ns: Callable[[], int]) -> None:
         parts = urlsplit(upstream)
         self._tls = parts.scheme == "https"
-        self._upstream = parts.hostname or "", parts.port or (443 if self._tls else 80)
+        self._upstream = parts.hostname or "", port_of(parts)
         self.authority = parts.netloc.rpartition("@")[2]
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")
         self.recorder = recorder

@@ -23,6 +23,7 @@ from hoptrace.collectors.engines.streams.conversation import Conversation
 from hoptrace.collectors.engines.streams.packets import OTHER, segment
 from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.engines.streams.wire import Wire
+from hoptrace.collectors.urls import port_of
 from hoptrace.errors import UsageError
 
 __all__ = ["ANY", "Sniffer", "parse_target"]
@@ -70,7 +71,7 @@ class Sniffer:
         parts = urlsplit(ctx.api.url)
         self._tls = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._url_port = parts.port or (443 if self._tls else 80)
+        self._url_port = port_of(parts)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._addresses: set[bytes] = set()
         self._capture: Capture | None = None
