@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
+from hoptrace.platform import load_platform, platforms
 from hoptrace.stepcost import StepCost, fit, fixed, roofline
 
-__all__ = ["choose_cost", "load_platform", "platforms"]
+__all__ = ["choose_cost"]
 
 _HINT = "Use fitted, roofline (with --platform), or fixed:PREFILL_MS,DECODE_MS."
-
-
-def platforms() -> dict[str, dict[str, Any]]:
-    """The platforms that come with hoptrace, by name."""
-    found = {}
-    for entry in sorted(files("hoptrace.replay.platforms").iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".toml"):
-            data = tomllib.loads(entry.read_text(encoding="utf-8"))
-            found[str(data["name"])] = data
-    return found
-
-
-def load_platform(name_or_path: str) -> dict[str, Any]:
-    """A platform by its name, or from a TOML file with ``flops_per_s`` and ``memory_bytes_per_s`` (what it attains).
-
-    Raises:
-        UsageError: neither. InputError: the file is no platform.
-    """
-    known = platforms()
-    if name_or_path in known:
-        return known[name_or_path]
-    path = Path(name_or_path)
-    if not path.is_file():
-        near = difflib.get_close_matches(name_or_path, known, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
-        raise InputError(f"{path} is not TOML: {e}.") from None
-    for key in ("flops_per_s", "memory_bytes_per_s"):
-        value = data.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise InputError(f"{path}: {key} must be a positive number, not {value!r}.")
-    return {"name": path.stem, **data}
 
 
 def choose_cost(text: str, steps: Any, server: Server | None, platform: str | None = None) -> tuple[StepCost, dict[str, Any]]:

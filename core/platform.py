@@ -1,0 +1,119 @@
+"""Platforms: the catalogue of devices that comes with hoptrace, and the graph of nodes and links that a manifest holds."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hoptrace.errors import InputError, UsageError
+from hoptrace.manifest import Manifest
+
+__all__ = ["Graph", "Link", "Node", "graph_of", "load_platform", "platforms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place of the platform graph: a device's memory, a compute device, a disk, a process. Null is unknown.
+
+    ``kind``: compute, hbm, dram, cxl, nvme, client, proxy, server …; rates are of one direction, in bytes and FLOP a second.
+    """
+
+    name: str
+    kind: str | None = None
+    host: str | None = None
+    server: str | None = None
+    capacity_bytes: int | None = None
+    memory_bytes_per_s: float | None = None
+    flops_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link between two nodes. ``bytes_per_s`` is what one direction carries at most; ``entity`` names the counters that count
+    its bytes (`counters.entity`)."""
+
+    name: str
+    a: str | None = None
+    b: str | None = None
+    kind: str | None = None
+    bytes_per_s: float | None = None
+    latency_ns: float | None = None
+    entity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes and links by name, as far as the manifest tells them."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+
+
+_T = TypeVar("_T", Node, Link)
+
+
+def graph_of(manifest: Manifest) -> Graph:
+    """The platform graph of a manifest. What is no node or link, or a value of the wrong type, is read as unknown."""
+    found = manifest.platform
+    return Graph(
+        {n.name: n for n in (_read(Node, x) for x in _entries(found, "nodes")) if n is not None},
+        {k.name: k for k in (_read(Link, x) for x in _entries(found, "links")) if k is not None},
+    )
+
+
+def _entries(found: Mapping[str, Any], name: str) -> list[Any]:
+    entries = found.get(name)
+    return entries if isinstance(entries, list) else []
+
+
+def _read(kind: type[_T], entry: Any) -> _T | None:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        return None
+    values: dict[str, Any] = {}
+    for f in fields(kind):
+        value = entry.get(f.name)
+        if str(f.type).startswith("str"):
+            values[f.name] = value if isinstance(value, str) else None
+        elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+            values[f.name] = int(value) if str(f.type).startswith("int") else float(value)
+    return kind(**values)
+
+
+def platforms() -> dict[str, dict[str, Any]]:
+    """The platforms that come with hoptrace, by name."""
+    found = {}
+    for entry in sorted(files("hoptrace.platforms").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".toml"):
+            data = tomllib.loads(entry.read_text(encoding="utf-8"))
+            found[str(data["name"])] = data
+    return found
+
+
+def load_platform(name_or_path: str) -> dict[str, Any]:
+    """A platform by its name, or from a TOML file with ``flops_per_s`` and ``memory_bytes_per_s`` (what it attains).
+
+    Raises:
+        UsageError: neither. InputError: the file is no platform.
+    """
+    known = platforms()
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        near = difflib.get_close_matches(name_or_path, known, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
+        raise InputError(f"{path} is not TOML: {e}.") from None
+    for key in ("flops_per_s", "memory_bytes_per_s"):
+        value = data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise InputError(f"{path}: {key} must be a positive number, not {value!r}.")
+    return {"name": path.stem, **data}
