@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from importlib.resources import files
 
 from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.term import Term, sql_of
 from hoptrace.errors import UsageError
 from hoptrace.metrics import METRICS
 
 __all__ = ["Term", "find", "terms"]
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """``kind``: metric, part of latency, class of latency, ledger, coordination. ``sql``: for `hoptrace sql`, or empty."""
-
-    name: str
-    kind: str
-    title: str
-    unit: str
-    formula: str
-    doc: str
-    sql: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return {f: getattr(self, f) for f in ("name", "kind", "title", "unit", "formula", "doc", "sql")}
-
-
-def _sql(name: str) -> str:
-    return files("hoptrace.analysis.sql").joinpath(f"{name}.sql").read_text(encoding="utf-8").strip()
 
 
 _COORDINATION = [
@@ -51,7 +30,7 @@ _COORDINATION = [
         "Σ count of waits of a kind ÷ output tokens",
         "Recorded waits of coordination kinds, whether a request or a step waited. Transfer, recompute, queue and capacity "
         "belong to other figures.",
-        _sql("coordination_waits"),
+        sql_of("coordination_waits"),
     ),
     Term(
         "semantic_density",
@@ -60,7 +39,7 @@ _COORDINATION = [
         "bytes/operation",
         "payload bytes ÷ control operations",
         "How much is carried for each operation that only arranges. Over the moves that know both; counted and assumed apart.",
-        _sql("coordination_density"),
+        sql_of("coordination_density"),
     ),
     Term(
         "run_delay",
@@ -69,7 +48,7 @@ _COORDINATION = [
         "ns",
         "Σ increase of run_delay_ns of the server's processes",
         "Time in which a thread of the server wanted a CPU and had none. Its share: delay ÷ (delay + CPU time).",
-        _sql("counter_totals"),
+        sql_of("counter_totals"),
     ),
 ]
 
@@ -83,7 +62,7 @@ _LEDGER = [
         "What went from one place to another. Hops and control operations are those of a transfer's access path, times the "
         "transfers. Counted, derived and assumed figures are never added up. Memory → compute comes from `steps`: weight_bytes, "
         "kv_read_bytes, kv_write_bytes.",
-        _sql("ledger_moves"),
+        sql_of("ledger_moves"),
     ),
     Term(
         "amplification",
