@@ -10,13 +10,16 @@ import polars as pl
 from hoptrace.analysis.axis import Axis, Ints, flatten
 from hoptrace.analysis.fullness import Fullness
 from hoptrace.analysis.marks import LABELS, L, Outline
-from hoptrace.analysis.parts import PART_OF_WAIT, PARTS
+from hoptrace.analysis.parts import FULL, PART_OF_CAPACITY, PART_OF_WAIT, PARTS
 from hoptrace.analysis.stepline import StepLine
 from hoptrace.stepcost import FEATURES, StepCost
 
 __all__ = ["Evaluation", "evaluate"]
 
 _COLUMN = {p.name: i for i, p in enumerate(PARTS)}
+_FULL = [L[f"queue_{c}"] for c in FULL]
+_OVER = [L["handover"], L["arranging"]]
+_ARRANGING = [L["queue"], *(L[p.name] for p in PARTS if p.klass == "coordination")]
 _SHOWN = {"prefill_steps": "prefill", "decode_steps": "decode"}
 
 
@@ -61,7 +64,11 @@ def evaluate(
     again = kinds == "recompute"
     repeated = flatten(np.where(again, w0, 0), np.where(again, w1, 0))
     named = {k: L["queue" if k == "queue" else p] for k, p in PART_OF_WAIT.items()}
-    wait_label = np.array([named[k] for k in kinds], dtype=np.int64)
+    cause = {on: L[p] for on, p in PART_OF_CAPACITY.items()}
+    wait_label = np.array(
+        [cause.get(on, named[k]) if k == "capacity" else named[k] for k, on in zip(kinds, waits["on"], strict=True)],
+        dtype=np.int64,
+    )
 
     cuts = np.unique(
         np.concatenate([plan.cover.points, working.points, idle.points, recorded.points, repeated.points, axis.base])
@@ -80,7 +87,11 @@ def evaluate(
     label, line = np.where(i >= 0, _take(run_label, i), label), np.where(i >= 0, _take(run_line, i), line)
     w = recorded.at(a)
     in_delivery = (label == L["delivery"]) & (w >= 0) & (_take(wait_label, w) == L["proxy"])
-    label = np.where((w >= 0) & ~in_delivery, _take(wait_label, w), label)
+    # A place that was lost is waited for because the server is full: `preempted` says more.
+    lost = (label == L["preempted"]) & (w >= 0) & np.isin(_take(wait_label, w), _FULL)
+    # Between a stay's end and the next one's first work, what is arranged is the hand-over, whatever it was for.
+    over = np.isin(label, _OVER) & np.isin(_take(wait_label, w), _ARRANGING)
+    label = np.where((w >= 0) & ~in_delivery & ~lost & ~over, _take(wait_label, w), label)
     r = working.at(a)
     label, line = np.where(r >= 0, _take(run_label, r), label), np.where(r >= 0, _take(run_line, r), line)
     run = np.where(r >= 0, r, run)
@@ -90,13 +101,14 @@ def evaluate(
     out = np.zeros((len(PARTS), len(a)), dtype=np.int64)
     length = b - a
     for name in ("client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted",
-                 "recompute", "host_gap", "skipped", "queue_capacity"):  # fmt: skip
+                 "recompute", "host_gap", "skipped", "handover", *(f"queue_{c}" for c in FULL)):  # fmt: skip
         out[_COLUMN[name]] = np.where(label == L[name], length, 0)
     gone = np.zeros((len(a), len(FEATURES)))
-    queue, between = label == L["queue"], label == L["between"]
+    queue, arranging, between = (label == L[x] for x in ("queue", "arranging", "between"))
     for k in range(len(keys)):
         here = line == k
-        _queue(out, here & queue, t0, t1, full[k])
+        _queue(out, here & queue, t0, t1, full[k], "queue_room")
+        _queue(out, here & arranging, t0, t1, full[k], "handover")
         steps = steplines[k]
         if steps is None:
             out[_COLUMN["unexplained"]] += np.where(here & between, length, 0)
@@ -105,11 +117,12 @@ def evaluate(
         for name in ("prefill", "decode"):
             _work(out, gone, here & (label == L[name + "_steps"]), t0, t1, steps, name, cost is not None)
     nowhere = line < 0
-    out[_COLUMN["queue_unknown"]] += np.where(nowhere & queue, length, 0)
+    out[_COLUMN["queue_unknown"]] += np.where(nowhere & (queue | arranging), length, 0)
     out[_COLUMN["unexplained"]] += np.where(nowhere & between, length, 0)
     _repeat(out, run, runs)
     for what, choices in (
-        (queue, ("queue_room", "queue_capacity", "queue_unknown")),
+        (queue, ("queue_room", *(f"queue_{c}" for c in FULL), "queue_unknown")),
+        (arranging, ("handover", *(f"queue_{c}" for c in FULL), "queue_unknown")),
         (between, ("skipped", "host_gap", "unexplained")),
     ):
         label = np.where(what, _most(out, choices), label)
@@ -127,13 +140,16 @@ def _take(values: Ints, at: Ints) -> Ints:
     return values[np.maximum(at, 0)] if len(values) else np.full(len(at), -1, dtype=np.int64)
 
 
-def _queue(out: Ints, here: Ints, t0: Ints, t1: Ints, full: Fullness) -> None:
+def _queue(out: Ints, here: Ints, t0: Ints, t1: Ints, full: Fullness, room: str) -> None:
+    """``room``: the part that time with room belongs to."""
     if not here.any():
         return
-    capacity = full.busy.before(t1[here]) - full.busy.before(t0[here])
-    out[_COLUMN["queue_capacity"], here] += capacity
     known = full.known.before(t1[here]) - full.known.before(t0[here])
-    out[_COLUMN["queue_room"], here] += known - capacity
+    out[_COLUMN[room], here] += known
+    for cause in FULL:
+        taken = full.by[cause].before(t1[here]) - full.by[cause].before(t0[here])
+        out[_COLUMN[f"queue_{cause}"], here] += taken
+        out[_COLUMN[room], here] -= taken
     out[_COLUMN["queue_unknown"], here] += (t1 - t0)[here] - known
 
 

@@ -20,11 +20,12 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Fullness:
-    """``busy``: when the server is known to be full. ``known``: when it is known whether it is full (a superset of ``busy``).
+    """``by``: when the server is known to be full, by what was full (:data:`hoptrace.analysis.parts.FULL`); disjoint: where
+    several were, the first in that order. ``known``: when it is known whether it is full (a superset of them all).
 
     ``certain``: whether there is any time with room known, so whether slots are known at all."""
 
-    busy: Busy
+    by: dict[str, Busy]
     known: Busy
     certain: bool
 
@@ -39,12 +40,14 @@ def fullness(stays: pl.DataFrame, steps: pl.DataFrame, server: Server | None, st
     ``--parallel``; per rank) holds always.
     """
     state = state if state is not None else ServerState.constant(server.max_sequences if server is not None else None)
-    full, known = _slots(stays, state)
-    found: list[tuple[Ints, Ints]] = []
+    taken, deferred, known = _slots(stays, state)
+    nothing = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    found = {"slots": taken, "kv": nothing, "budget": nothing, "full": deferred}
     if steps.height:
-        found += _budget(steps, server.max_batched_tokens if server is not None else None)
-        found += _kv(steps, stays, server)
-    return Fullness(_union([full, *found]), _union([known, *found]), bool((state.slots > 0).any()))
+        found["kv"] = _kv(steps, stays, server)
+        found["budget"] = _budget(steps, server.max_batched_tokens if server is not None else None)
+    union = _union([known, *found.values()])
+    return Fullness(_first(found), union, bool((state.slots > 0).any()))
 
 
 def _union(found: list[tuple[Ints, Ints]]) -> Busy:
@@ -53,8 +56,24 @@ def _union(found: list[tuple[Ints, Ints]]) -> Busy:
     return Busy.of(start[order], end[order])
 
 
-def _slots(stays: pl.DataFrame, state: ServerState) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    """Intervals (full, known to be full or not): by the stamps where they decide, else by the counters, else unknown.
+def _first(found: dict[str, tuple[Ints, Ints]]) -> dict[str, Busy]:
+    """Each moment to the first of the causes that hold it."""
+    causes = {name: _union([x]) for name, x in found.items()}
+    edges = np.unique(np.concatenate([np.concatenate([c.start, c.end]) for c in causes.values()]))
+    start, end = edges[:-1], edges[1:]
+    left = np.ones(len(start), dtype=bool)
+    out = {}
+    for name, cause in causes.items():
+        mine = left & (cause.before(end) > cause.before(start))
+        out[name] = Busy.of(start[mine], end[mine])
+        left &= ~mine
+    return out
+
+
+def _slots(stays: pl.DataFrame, state: ServerState) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Intervals (no slot free, full of what nobody says, known to be full or not).
+
+    By the stamps where they decide, else by the counters, else unknown.
 
     Stamps decide where those that surely hold a slot fill all, or where all that may hold one do not. Requests that a sample
     saw deferred speak against room: the server did work that no stamp shows.
@@ -78,12 +97,13 @@ def _slots(stays: pl.DataFrame, state: ServerState) -> tuple[tuple[Ints, Ints], 
     if len(against):
         room &= ~((which >= 0) & against[np.maximum(which, 0)])
     open_ = ~full & ~room
-    full |= open_ & ((deferred > 0) | ((slots > 0) & (processing >= slots)))
-    room |= open_ & ~full & (processing >= 0) & (processing < slots)
+    full |= open_ & (slots > 0) & (processing >= slots)
+    some = open_ & ~full & (deferred > 0)
+    room |= open_ & ~full & ~some & (processing >= 0) & (processing < slots)
     there = _count((state.away_start, state.away_end), at) == 0
     until = np.append(at[1:], at[-1])
-    full, known = full & there, (full | room) & there
-    return (at[full], until[full]), (at[known], until[known])
+    full, some, known = full & there, some & there, (full | some | room) & there
+    return (at[full], until[full]), (at[some], until[some]), (at[known], until[known])
 
 
 def _holders(stays: pl.DataFrame, state: ServerState) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
@@ -131,14 +151,14 @@ def _slots_at(state: ServerState, t: Ints) -> Ints:
     return found
 
 
-def _budget(steps: pl.DataFrame, tokens: int | None) -> list[tuple[Ints, Ints]]:
+def _budget(steps: pl.DataFrame, tokens: int | None) -> tuple[Ints, Ints]:
     if not tokens:
-        return []
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     spent = steps.filter(pl.col("prefill_tokens") + pl.coalesce("decode_tokens", "decode_requests", pl.lit(0)) >= tokens)
-    return [(spent["start_ns"].to_numpy(), spent["end_ns"].to_numpy())]
+    return spent["start_ns"].to_numpy(), spent["end_ns"].to_numpy()
 
 
-def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> list[tuple[Ints, Ints]]:
+def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> tuple[Ints, Ints]:
     capacity = pl.coalesce(
         "kv_capacity_tokens", pl.lit(server.kv_capacity_tokens if server is not None else None, dtype=pl.Int64)
     )
@@ -147,7 +167,7 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> list
     )
     frame = frame.drop_nulls(["kv_used_tokens", "capacity"])
     if not frame.height:
-        return []
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     block = (server.block_size_tokens if server is not None else None) or 1
     queue = stays.filter(pl.col("enqueued_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort("enqueued_ns")
     start = frame["start_ns"].to_numpy()
@@ -160,4 +180,4 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> list
         waits = (reach[head] > start) & (enqueued[head] <= start)
         need = np.where(waits, np.maximum(prompt[head], block), block)
     full = (frame["capacity"] - frame["kv_used_tokens"]).to_numpy() < need
-    return [(start[full], frame["until_ns"].to_numpy()[full])]
+    return start[full], frame["until_ns"].to_numpy()[full]

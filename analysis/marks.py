@@ -13,11 +13,12 @@ from hoptrace.reader import Trace
 
 __all__ = ["LABELS", "Outline", "outline", "read_requests", "read_stays"]
 
-# What an interval of the outline, a run of steps or a recorded wait can be. The last four are evaluated further.
+# What an interval of the outline, a run of steps or a recorded wait can be. The last five are evaluated further:
+# `arranging` is queueing after a hand-over, where time with room is the hand-over's.
 LABELS = (
     "client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted", "recompute",
-    "host_gap", "skipped", "queue_capacity", "queue_room", "queue_unknown",
-    "queue", "between", "prefill_steps", "decode_steps",
+    "host_gap", "skipped", "handover", "queue_slots", "queue_kv", "queue_budget", "queue_full", "queue_room", "queue_unknown",
+    "queue", "arranging", "between", "prefill_steps", "decode_steps",
 )  # fmt: skip
 L = {name: i for i, name in enumerate(LABELS)}
 
@@ -171,8 +172,26 @@ def outline(
     roles = stays["role"].fill_null("").to_numpy()
     role = np.where(left_stay >= 0, roles[left_stay], "") if len(roles) else np.full(len(left), "")
     owner = pos[:-1][same]
-    label = _label(left, right, role, has_runs[owner], complete[owner], several[owner])
+    last = _last_end(pos, kinds, stay_row)[:-1][same]
+    over = _handed_over(stays)
+    after = np.where(last >= 0, over[last], False) if len(over) else np.zeros(len(left), dtype=bool)
+    label = _label(left, right, role, has_runs[owner], complete[owner], after)
     return Outline(flatten(x[:-1][same], x[1:][same]), label, line.astype(np.int64))
+
+
+def _last_end(pos: Ints, kinds: Ints, stay_row: Ints) -> Ints:
+    """For each stamp, the stay of its request that ended last, at it or before it; −1 where none has."""
+    ended = np.maximum.accumulate(np.where(kinds == _STAY_END, np.arange(len(pos)), -1)) if len(pos) else pos
+    at = np.maximum(ended, 0)
+    return np.where((ended >= 0) & (pos[at] == pos), stay_row[at], -1) if len(pos) else pos
+
+
+def _handed_over(stays: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether each stay ended with a hand-over: it says so, or it only computed the prompt and says nothing else."""
+    reason = pl.col("end_reason")
+    over = (reason == "handed over") | ((pl.col("role") == "prefill") & (reason.is_null() | (reason == "done")))
+    found: npt.NDArray[np.bool_] = stays.select(over.fill_null(False)).to_series().to_numpy()
+    return found
 
 
 def _label(
@@ -181,7 +200,7 @@ def _label(
     role: npt.NDArray[np.object_],
     steps: npt.NDArray[np.bool_],
     complete: npt.NDArray[np.bool_],
-    several: npt.NDArray[np.bool_],
+    after_handover: npt.NDArray[np.bool_],
 ) -> Ints:
     """The label of the interval between two consecutive stamps."""
     unexplained = L["unexplained"]
@@ -190,6 +209,8 @@ def _label(
     label[right == _RECEIVED] = L["network_in"]
     label[right == _ENQUEUED] = L["proxy"]
     label[right == _SCHEDULED] = L["queue"]
+    label[(right == _ENQUEUED) & after_handover] = L["handover"]
+    label[(right == _SCHEDULED) & after_handover] = L["arranging"]
     running = left == _SCHEDULED
     label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "prefill")] = L["prefill"]
     label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "decode")] = L["decode"]

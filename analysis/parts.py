@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CLASSES", "PARTS", "PART_OF_WAIT", "Part", "part"]
+__all__ = ["CLASSES", "FULL", "PARTS", "PART_OF_CAPACITY", "PART_OF_WAIT", "Part", "part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,14 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "proxy", "coordination", "proxy, router",
-        "Received → handed to the engine, and between the end of one stay and the start of the next.",
+        "Received → handed to the engine, and from a stay that failed or was refused to the next try.",
         "requests.received_ns, stages.enqueued_ns",
+    ),
+    Part(
+        "handover", "coordination", "hand-over",
+        "Arranging to go on elsewhere (prefill → decode): from the end of a stay that was handed over until the next server's "
+        "first work, less the transfer itself and less waiting for a full server.",
+        "stages.end_ns, end_reason, enqueued_ns, scheduled_ns of each stay",
     ),
     Part(
         "queue_room", "coordination", "queue, with room",
@@ -53,10 +59,24 @@ PARTS: tuple[Part, ...] = (
         "stages.enqueued_ns, scheduled_ns, end_ns; servers.max_sequences",
     ),
     Part(
-        "queue_capacity", "capacity", "queue, server full",
-        "In the engine's queue while all slots were taken, or the KV places or the step's token budget were used up, or "
-        "requests were seen deferred.",
+        "queue_slots", "capacity", "queue, no slot",
+        "In the engine's queue while all slots of the server were taken.",
         "stages.enqueued_ns, scheduled_ns, end_ns; servers.max_sequences, events; counters",
+    ),
+    Part(
+        "queue_kv", "capacity", "queue, no KV space",
+        "In the engine's queue while a slot was free, but the KV places left were too few for the first in the queue.",
+        "steps.kv_used_tokens, kv_capacity_tokens; stages.enqueued_ns, scheduled_ns",
+    ),
+    Part(
+        "queue_budget", "capacity", "queue, no token budget",
+        "In the engine's queue while a slot and KV space were free, but the step's token budget was used up.",
+        "steps.prefill_tokens, decode_tokens; servers.max_batched_tokens; stages.enqueued_ns, scheduled_ns",
+    ),
+    Part(
+        "queue_full", "capacity", "queue, full of what unknown",
+        "In the engine's queue while requests were seen deferred, and nobody says for want of what.",
+        "counters of deferred requests; stages.enqueued_ns, scheduled_ns",
     ),
     Part(
         "queue_unknown", "unexplained", "queue, cause unknown",
@@ -93,10 +113,16 @@ PARTS: tuple[Part, ...] = (
     Part("unexplained", "unexplained", "unexplained", "No recorded column says what it was.", ""),
 )  # fmt: skip
 
+# What a server can be full of, where several in this order; `full` is where nobody says of what.
+FULL: tuple[str, ...] = ("slots", "kv", "budget", "full")
+
+# A recorded wait of kind `capacity`, by `on`; any other value, or none, is `queue_full`.
+PART_OF_CAPACITY: dict[str, str] = {"slot": "queue_slots", "kv": "queue_kv", "budget": "queue_budget"}
+
 # A recorded wait outside the request's own steps, by kind. Kinds of the host's own doing share one part.
 PART_OF_WAIT: dict[str, str] = {
     "queue": "queue_room",
-    "capacity": "queue_capacity",
+    "capacity": "queue_full",
     "batch": "skipped",
     "launch": "host_gap",
     "doorbell": "host_gap",

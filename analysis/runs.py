@@ -59,18 +59,18 @@ def read_runs(residency: pl.DataFrame, lines: dict[tuple[str, int], StepLine]) -
 
 
 def read_waits(trace: Trace) -> pl.DataFrame:
-    """Recorded waits of requests: request, kind, start_ns, end_ns, rank (its place in the design's order, for ties).
+    """Recorded waits of requests: request, kind, on, start_ns, end_ns, rank (its place in the design's order, for ties).
 
     Where no wait says that a transfer was waited for, the request's moves of KV stand in.
     """
-    columns = ["request", "kind", "start_ns", "end_ns"]
+    columns = ["request", "kind", "on", "start_ns", "end_ns"]
     waits = trace.table("waits").filter(pl.col("request").is_not_null() & (pl.col("end_ns") > pl.col("start_ns"))).select(columns)
     frame = waits.collect()
     if not (frame["kind"] == "transfer").any():
         moves = (
             trace.table("moves")
             .filter(pl.col("request").is_not_null() & (pl.col("object") == "kv") & (pl.col("end_ns") > pl.col("start_ns")))
-            .select("request", pl.lit("transfer").alias("kind"), "start_ns", "end_ns")
+            .select("request", pl.lit("transfer").alias("kind"), pl.lit(None, dtype=pl.String).alias("on"), "start_ns", "end_ns")
             .collect()
         )
         frame = pl.concat([frame, moves])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from hoptrace.analysis.fullness import Fullness
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.parts import FULL, PARTS
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps
 
@@ -43,6 +43,7 @@ def seen_parts(
         .agg(
             pl.col("enqueued_ns").first().is_not_null().alias("enqueued"),
             pl.col("scheduled_ns").is_not_null().all().alias("scheduled"),
+            (pl.len() > 1).alias("several"),
             certain.all().alias("certain"),
         )
     )
@@ -58,7 +59,7 @@ def seen_parts(
         )
         .join(first, on="request", how="left", maintain_order="left")
         .join(in_steps, on="request", how="left", maintain_order="left")
-        .with_columns(pl.col("enqueued", "scheduled", "certain", "steps").fill_null(False))
+        .with_columns(pl.col("enqueued", "scheduled", "several", "certain", "steps").fill_null(False))
     )
     # Queueing that is not told apart may be of either kind: no 0 beside it.
     facts = facts.with_columns((parts["queue_unknown_ns"].fill_null(0) == 0).alias("split"))
@@ -70,7 +71,8 @@ def seen_parts(
         "network_in": c("received") & (c("sent") | c("intended")),
         "proxy": c("received") & c("enqueued"),
         "queue_room": queue & c("certain") & c("split"),
-        "queue_capacity": queue & c("certain") & c("split"),
+        **{f"queue_{cause}": queue & c("certain") & c("split") for cause in FULL},
+        "handover": c("several") | c("scheduled"),
         "queue_unknown": queue,
         "host_gap": c("steps") & gaps,
         "prefill": c("steps") | (c("scheduled") & c("first")),

@@ -12,7 +12,7 @@ from support.memory import MemoryTrace
 from support.rows import rows_of
 
 from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.parts import CLASSES, FULL, PARTS
 from hoptrace.manifest import Manifest, ReplayInfo, Server
 from hoptrace.schema import PHASES, TABLES, WAIT_KINDS
 from hoptrace.stepcost import fixed
@@ -312,10 +312,10 @@ def test_capacity_and_room() -> None:
         ],
     }
     parts = one(rows)
-    assert parts["queue_capacity"] == 40 and parts["queue_room"] == 20
+    assert parts["queue_slots"] == 40 and parts["queue_room"] == 20
     unknown = Manifest(origin="recorded", servers=[Server(name="s")])
     parts = one(rows, unknown)
-    assert parts["queue_unknown"] == 60 and "queue_capacity" not in parts
+    assert parts["queue_unknown"] == 60 and not any(f"queue_{c}" in parts for c in FULL)
 
 
 def test_budget_and_kv_fill_a_server() -> None:
@@ -326,11 +326,11 @@ def test_budget_and_kv_fill_a_server() -> None:
         "steps": kv,
     }
     # From the first step on 5 places are free, and the head of the queue needs 10: full from 110 to 320.
-    assert one(rows)["queue_capacity"] == 210
+    assert one(rows)["queue_kv"] == 210
     rows["steps"] = STEPS
     budget = Manifest(origin="recorded", servers=[Server(name="s", max_sequences=2, max_batched_tokens=6)])
     # Steps 0 (10 tokens) and 1 (5 + 1) use the budget of 6 up, step 2 does not.
-    assert one(rows, budget)["queue_capacity"] == 90 + 95
+    assert one(rows, budget)["queue_budget"] == 90 + 95
 
 
 def test_waits_that_end_later_win() -> None:
@@ -345,7 +345,7 @@ def test_waits_that_end_later_win() -> None:
     }
     parts = one(rows)
     # 45–50 capacity; 50–60 transfer (ends at 80, capacity at 70); 60–80 host (ends with transfer, and comes first in the order).
-    assert (parts["queue_capacity"], parts["transfer"], parts["host_gap"], parts["queue_room"]) == (5, 10, 20, 25)
+    assert (parts["queue_full"], parts["transfer"], parts["host_gap"], parts["queue_room"]) == (5, 10, 20, 25)
 
 
 def test_a_handover_between_two_servers() -> None:
@@ -359,7 +359,7 @@ def test_a_handover_between_two_servers() -> None:
         "moves": [{"request": 1, "object": "kv", "src": "memory:p", "dst": "memory:d", "start_ns": 200, "end_ns": 230}],
     }
     assert one(rows, servers) == {
-        "proxy": 5 + 30, "queue_room": 15 + 10, "prefill": 180, "transfer": 30, "decode": 210, "delivery": 20
+        "proxy": 5, "handover": 30 + 10, "queue_room": 15, "prefill": 180, "transfer": 30, "decode": 210, "delivery": 20
     }  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from support.small import small_trace
 from support.synthetic import synthetic_trace
 
 from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.parts import FULL, PARTS
 from hoptrace.manifest import Manifest, Server
 
+QUEUE_FULL = [f"queue_{cause}" for cause in FULL]
 FULL = small_trace()
 KNOWN_SLOTS = FULL.manifest
 NO_SLOTS = Manifest(origin="recorded", servers=[Server(name="s")], closed=True)
@@ -72,13 +73,13 @@ def test_without_sent_the_client_is_in_the_network() -> None:
 def test_without_the_proxys_hand_over_its_time_is_in_the_queue() -> None:
     a = less(columns={"stages": ("enqueued_ns",)}, tables=("waits",))
     assert unseen(a, "proxy")
-    assert mean(a, "queue_room", "queue_capacity") == mean(WHOLE, "proxy", "queue_room", "queue_capacity")
+    assert mean(a, "queue_room", *QUEUE_FULL) == mean(WHOLE, "proxy", "queue_room", *QUEUE_FULL)
 
 
 def test_without_slots_queueing_has_no_cause() -> None:
     a = less(manifest=NO_SLOTS)
-    assert unseen(a, "queue_room") and unseen(a, "queue_capacity")
-    assert mean(a, "queue_unknown") == mean(WHOLE, "queue_room", "queue_capacity")
+    assert unseen(a, "queue_room") and all(unseen(a, p) for p in QUEUE_FULL)
+    assert mean(a, "queue_unknown") == mean(WHOLE, "queue_room", *QUEUE_FULL)
     assert any("number of slots is unknown" in s for s in a.unseen)
     assert a.shares["all"]["unexplained"] > 0.1 and a.shares["all"]["capacity"] == 0
 
@@ -108,7 +109,7 @@ def test_without_schedule_and_steps_queue_and_prefill_cannot_be_told_apart() -> 
         tables=("steps", "residency", "tokens", "waits"), columns={"stages": ("scheduled_ns",), "requests": ("scheduled_ns",)}
     )
     assert mean(a, "unexplained") == pytest.approx(
-        mean(less(tables=("steps", "residency", "tokens")), "queue_room", "queue_capacity", "prefill")
+        mean(less(tables=("steps", "residency", "tokens")), "queue_room", *QUEUE_FULL, "prefill")
     )
     assert any("queueing and prefill cannot be told apart" in s for s in a.unseen)
 
@@ -158,5 +159,5 @@ def test_little_is_unexplained_on_captures_with_residency(tmp_path: Path, stored
 def test_reconstructed_steps_account_as_the_true_ones_do(tmp_path: Path) -> None:
     true = account(synthetic_trace(tmp_path / "a.trace", requests=60, store_steps=True, seed=5).trace)
     told = account(synthetic_trace(tmp_path / "b.trace", requests=60, store_steps=False, seed=5).trace)
-    for p in ("queue_room", "queue_capacity", "prefill", "decode", "decode_interference"):
+    for p in ("queue_room", *QUEUE_FULL, "prefill", "decode", "decode_interference"):
         assert mean(told, p) == pytest.approx(mean(true, p), rel=0.1, abs=2e6), p

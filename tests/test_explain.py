@@ -43,7 +43,7 @@ def test_the_sql_runs(name: str) -> None:
 
 def test_names_are_found_as_people_write_them() -> None:
     assert find("TTFT").name == "ttft"
-    assert find("queue_capacity_ns").name == "queue_capacity"
+    assert find("queue_kv_ns").name == "queue_kv"
     assert find("Semantic density").name == "semantic_density"
     assert find("repeated work").kind == "class of latency"
     assert find("queue, with room").name == "queue_room"

@@ -72,7 +72,7 @@ def states(
     said = []
     for t in moments:
         ends = np.array([t * S, (t + 1) * S])
-        busy, known = (int(np.diff(x.before(ends))[0]) for x in (found.busy, found.known))
+        busy, known = (sum(int(np.diff(x.before(ends))[0]) for x in all_) for all_ in (found.by.values(), [found.known]))
         said.append({(S, S): "full", (0, S): "room", (0, 0): "unknown"}.get((busy, known), f"{busy}/{known}"))
     return said
 
@@ -200,25 +200,25 @@ def accounted(stages: list[dict[str, Any]], **tables: list[dict[str, Any]]) -> d
     rows = {"requests": requests, "stages": [*stages, stay(9, 240, 260, 300, end_reason="done")]} | tables
     trace = MemoryTrace(rows, Manifest(origin="recorded", servers=[Server(name="s", max_sequences=2)], closed=True))
     found = account(trace)
-    return {k: found.parts[f"queue_{k}_ns"][0] for k in ("room", "capacity", "unknown")} | {"unseen": " ".join(found.unseen)}
+    return {k: found.parts[f"queue_{k}_ns"][0] for k in ("room", "slots", "full", "unknown")} | {"unseen": " ".join(found.unseen)}
 
 
 def test_accounting_follows_the_slots_over_time() -> None:
     other = [stay(1, 205, 205, 250)]
     found = accounted(other)
-    assert (found["room"], found["capacity"], found["unknown"]) == (20 * S, 0, 0)
+    assert (found["room"], found["slots"], found["unknown"]) == (20 * S, 0, 0)
     found = accounted(other, events=[*DOWN, CHANGED])
-    assert (found["room"], found["capacity"], found["unknown"]) == (10 * S, 10 * S, 0)
+    assert (found["room"], found["slots"], found["unknown"]) == (10 * S, 10 * S, 0)
 
 
 def test_accounting_says_unknown_where_cancelled_requests_may_run() -> None:
     ghosts = [stay(n, 220, None, 221, end_reason="cancelled") | {"request": n} for n in (1, 2)]
     found = accounted(ghosts)
-    assert (found["room"], found["capacity"], found["unknown"]) == (None, None, 20 * S)
+    assert (found["room"], found["slots"], found["unknown"]) == (None, None, 20 * S)
     assert "whether their server was full" in found["unseen"]
     deferred = gauge("llamacpp:requests_deferred", dict.fromkeys(range(230, 270), 5))
     found = accounted(ghosts, counters=deferred)
-    assert (found["room"], found["capacity"], found["unknown"]) == (0, 20 * S, 0)
+    assert (found["room"], found["full"], found["unknown"]) == (0, 20 * S, 0)
 
 
 def test_the_report_warns_of_a_restart() -> None:

@@ -113,7 +113,7 @@ def test_a_sleeping_scheduler_delays_all_that_hold_a_place() -> None:
     before, after = account(trace), account(stretched(trace, busy["end_ns"]))
     found = grown(before, after)
     assert found.pop("host_gap") == 2 * DELAY
-    assert set(found) <= {"queue_capacity"} and found.get("queue_capacity", 0) % DELAY == 0
+    assert set(found) <= {"queue_slots"} and found.get("queue_slots", 0) % DELAY == 0
 
 
 def test_a_transfer_that_is_waited_for() -> None:
@@ -128,7 +128,7 @@ def test_a_full_server_is_capacity() -> None:
     rows["requests"].append({"request": 50, "arrival_ns": 2000 * MS, "received_ns": 2000 * MS})
     rows["stages"].append({"request": 50, "stage": 0, "server": "s", "scheduled_ns": 2003 * MS, "end_ns": 2009 * MS})
     trace = MemoryTrace(rows, SPACED.manifest)
-    assert grown(account(trace), account(stretched(trace, 2005 * MS))) == {"queue_capacity": DELAY}
+    assert grown(account(trace), account(stretched(trace, 2005 * MS))) == {"queue_slots": DELAY}
 
 
 # -- a real proxy before a real server, with real sleeps ---------------------------------------------------------------

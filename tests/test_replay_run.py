@@ -243,7 +243,7 @@ def test_enqueued_to_ready_is_queueing_as_in_a_recording(tmp_path: Path) -> None
     seen = paced(tmp_path / "s.trace")
     out = predict(seen, "as-recorded", cost=fixed(any_prefill_ns=30 * MS))
     a, b = account(seen).parts, account(out.trace).parts
-    before = ["client_ns", "network_in_ns", "proxy_ns", "queue_room_ns", "queue_capacity_ns", "prefill_ns", "delivery_ns"]
+    before = ["client_ns", "network_in_ns", "proxy_ns", "queue_room_ns", "queue_slots_ns", "prefill_ns", "delivery_ns"]
     assert a.select(before).rows() == b.select(before).rows() == [(2 * MS, 3 * MS, 4 * MS, 1 * MS, 0, 30 * MS, 7 * MS)] * 9
     assert b["host_gap_ns"].fill_null(0).sum() == 0
     assert "host" not in set(out.trace.table("waits").collect()["kind"])

@@ -24,7 +24,7 @@ def command(a: str, b: str, rules: tuple[str, ...], beyond_noise: bool, anyway: 
       ttft.p95>10%               p95 of TTFT rose by more than 10 %
       e2e.mean>50ms              mean end-to-end time rose by more than 50 ms
       output_tokens_per_s<-5%    throughput fell by more than 5 %
-      queue_capacity.mean>20%    a part of latency
+      queue_slots.mean>20%       a part of latency
     Figures: ttft, itl, tpot, e2e, queue with .mean .p50 .p95 .p99; each part with .mean; output_tokens_per_s, requests_per_s;
     transfers_per_token.counted and the like. A rule on a figure that is unknown in one trace fails.
 

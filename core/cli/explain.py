@@ -17,7 +17,7 @@ def command(metric: str | None, as_json: bool) -> None:
     Examples:
       hoptrace explain                  the list
       hoptrace explain ttft
-      hoptrace explain queue_capacity   a part of latency
+      hoptrace explain queue_slots      a part of latency
       hoptrace explain "semantic density"
     """
     import json
