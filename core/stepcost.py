@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from hoptrace.errors import InputError
-from hoptrace.kv import geometry
 from hoptrace.manifest import Manifest, Server
+from hoptrace.roofline import roofline_of
 
 __all__ = ["FEATURES", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "known_cost", "outside", "roofline"]
 
@@ -211,35 +211,32 @@ def fixed(
 def roofline(server: Server, platform: Mapping[str, Any]) -> StepCost:
     """The least time that the platform's arithmetic and memory allow a step: the larger of the two, plus a constant overhead.
 
-    Arithmetic: 2 × parameters FLOP per token, and 4 × layers × heads × head size per pair of positions in attention (QKᵀ and
-    its product with V). Memory: all weights once, the KV of every context position once, the KV of each new token once.
+    Arithmetic: 2 × parameters FLOP per token (less the embeddings, which are looked up, where the vocabulary is known), and
+    4 × layers × heads × head size per pair of positions in attention (QKᵀ and its product with V). Memory: all weights once, the
+    KV of every context position once, the KV of each new token once. Tensor-parallel ranks share both. The same figures as
+    :class:`hoptrace.roofline.Roofline`, as integers for the kernel.
 
     Args:
         server: needs parameters, weight_bytes and the KV geometry.
-        platform: ``flops_per_s`` and ``memory_bytes_per_s`` (attainable: peak × efficiency), and ``step_overhead_ns`` (0 if
-        missing).
+        platform: of one device, ``flops_per_s`` and ``memory_bytes_per_s`` (attainable: peak × efficiency), and
+            ``step_overhead_ns`` (0 if missing).
 
     Raises:
         InputError: something is missing; says what.
     """
-    g = geometry(server)
-    needed = ("parameters", "weight_bytes", "layers", "heads", "kv_heads", "head_size", "kv_dtype")
-    missing = [n for n in needed if not getattr(server, n)]
-    missing += [n for n in ("flops_per_s", "memory_bytes_per_s") if not float(platform.get(n) or 0) > 0]
-    if missing or g is None:
-        raise InputError(
-            f"A roofline for server {server.name!r} needs {', '.join(missing) or 'a known kv_dtype'}.",
-            hint="Name the model's file at attach, use the cost model `fitted`, or write the values into the trace's manifest.",
-        )
-    assert server.parameters and server.weight_bytes and server.layers and server.heads and server.head_size
-    flop_ps = 1e12 / float(platform["flops_per_s"])
-    byte_ps = 1e12 / float(platform["memory_bytes_per_s"])
+    try:
+        r = roofline_of(server, platform)
+    except InputError as e:
+        hint = "Name the model's file at attach, use the cost model `fitted`, or write the values into the trace's manifest."
+        raise InputError(e.message, hint=hint) from None
+    flop_ps = 1e12 / r.flops_per_s
+    byte_ps = 1e12 / r.memory_bytes_per_s
     overhead_ps = float(platform.get("step_overhead_ns") or 0) * 1000
-    token = 2 * server.parameters * flop_ps
-    pair = 4 * server.layers * server.heads * server.head_size * flop_ps
-    kv = g.bytes_per_token * byte_ps
+    token = r.token_flop * flop_ps
+    pair = r.pair_flop * flop_ps
+    kv = r.kv_token_bytes * byte_ps
     memory = {
-        "step": server.weight_bytes * byte_ps + overhead_ps,
+        "step": r.weight_bytes * byte_ps + overhead_ps,
         "prefill_tokens": kv,
         "prefill_context_tokens": kv,
         "decode_requests": kv,
@@ -256,7 +253,7 @@ def roofline(server: Server, platform: Mapping[str, Any]) -> StepCost:
         {k: round(v) for k, v in memory.items()},
         "roofline",
         compute_ps={k: round(v) for k, v in compute.items()},
-        notes=("A lower bound from peak rates; not measured.",),
+        notes=("A lower bound from peak rates; not measured.", *r.notes),
     )
 
 
