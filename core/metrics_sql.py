@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["METRICS", "Metric"]
+__all__ = ["FINISHED", "GAPS", "METRICS", "RATE", "STAT", "Metric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Metric:
     sql: str
 
 
-_FINISHED = "finish_ns IS NOT NULL AND error IS NULL"
-_STAT = """\
+FINISHED = "finish_ns IS NOT NULL AND error IS NULL"
+STAT = """\
 SELECT count(v) AS n,
        floor(avg(v) + 0.5)::BIGINT AS mean_ns,
        floor(quantile_cont(v, 0.50) + 0.5)::BIGINT AS p50_ns,
@@ -34,17 +34,17 @@ FROM """
 
 
 def _per_request(expression: str, where: str = "") -> str:
-    return f"{_STAT}(\n  SELECT {expression} AS v\n  FROM requests\n  WHERE {_FINISHED}{where}\n)"
+    return f"{STAT}(\n  SELECT {expression} AS v\n  FROM requests\n  WHERE {FINISHED}{where}\n)"
 
 
-_QUEUE = f"""{_STAT}(
+_QUEUE = f"""{STAT}(
   SELECT coalesce(r.scheduled_ns, s.scheduled_ns) - coalesce(r.queued_ns, r.received_ns, r.arrival_ns) AS v
   FROM requests r
   LEFT JOIN (SELECT request, min(scheduled_ns) AS scheduled_ns FROM stages GROUP BY request) s USING (request)
   WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
 )"""
 
-_GAPS = """\
+GAPS = """\
 WITH seen AS (
   SELECT t.request, coalesce(t.sequence, 0) AS sequence, t.index, t.time_ns, t.count, coalesce(t.coalesced, false) AS coalesced,
          r.output_tokens
@@ -69,13 +69,13 @@ WITH seen AS (
   SELECT request, n, doubted, time_ns - lag(time_ns) OVER (PARTITION BY request, sequence ORDER BY read) AS gap_ns FROM timed
 )"""
 
-_ITL = f"""{_GAPS}, each AS (
+_ITL = f"""{GAPS}, each AS (
   SELECT gap_ns, n, unnest(range(n)) AS j FROM gaps WHERE gap_ns IS NOT NULL AND n > 0
 )
-{_STAT}(SELECT gap_ns * (j + 1) // n - gap_ns * j // n AS v FROM each)"""
+{STAT}(SELECT gap_ns * (j + 1) // n - gap_ns * j // n AS v FROM each)"""
 
 # Null where nobody covers arrivals: an import of durations.
-_RATE = """(CASE WHEN (SELECT coalesce(bool_or("columns" IS NULL OR list_contains("columns", 'arrival_ns')), true)
+RATE = """(CASE WHEN (SELECT coalesce(bool_or("columns" IS NULL OR list_contains("columns", 'arrival_ns')), true)
                    FROM coverage WHERE "table" = 'requests') THEN max(finish_ns) - min(arrival_ns) END)"""
 
 METRICS: dict[str, Metric] = {
@@ -120,7 +120,7 @@ METRICS: dict[str, Metric] = {
             "Where the server does not tell how many tokens a chunk holds, it is taken as one. If these do not add up to the "
             "server's total, some chunks held several, and a gap can't be shared out: the request is in no ITL. TPOT, which "
             "needs the total alone, keeps it.",
-            f"{_GAPS}\nSELECT count(DISTINCT request) AS value\nFROM gaps\nWHERE doubted AND gap_ns IS NOT NULL",
+            f"{GAPS}\nSELECT count(DISTINCT request) AS value\nFROM gaps\nWHERE doubted AND gap_ns IS NOT NULL",
         ),
         Metric(
             "tpot",
@@ -154,8 +154,8 @@ METRICS: dict[str, Metric] = {
             "tokens/s",
             "Σ output_tokens ÷ (last finish_ns − first arrival_ns), over finished requests",
             "Includes the ramp at both ends; null if the length of any finished request, or when requests arrived, is unknown.",
-            f"SELECT CASE WHEN count(output_tokens) = count(*) THEN sum(output_tokens) END * 1e9 / nullif({_RATE}, 0) AS value\n"
-            f"FROM requests\nWHERE {_FINISHED}",
+            f"SELECT CASE WHEN count(output_tokens) = count(*) THEN sum(output_tokens) END * 1e9 / nullif({RATE}, 0) AS value\n"
+            f"FROM requests\nWHERE {FINISHED}",
         ),
         Metric(
             "requests_per_s",
@@ -163,7 +163,7 @@ METRICS: dict[str, Metric] = {
             "requests/s",
             "finished requests ÷ (last finish_ns − first arrival_ns)",
             "Includes the ramp at both ends; null if it is not known when requests arrived.",
-            f"SELECT count(*) * 1e9 / nullif({_RATE}, 0) AS value\nFROM requests\nWHERE {_FINISHED}",
+            f"SELECT count(*) * 1e9 / nullif({RATE}, 0) AS value\nFROM requests\nWHERE {FINISHED}",
         ),
         Metric(
             "failed",
