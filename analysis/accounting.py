@@ -20,11 +20,12 @@ from hoptrace.analysis.axis import Axis, Ints
 from hoptrace.analysis.composition import Composition, Tail, compositions, tail_of
 from hoptrace.analysis.evaluate import Evaluation, evaluate
 from hoptrace.analysis.fullness import Fullness, fullness
+from hoptrace.analysis.interference import Model, model_of, without_composition
 from hoptrace.analysis.marks import outline, read_requests, read_stays
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.runs import read_runs, read_waits
 from hoptrace.analysis.serverstate import server_state
-from hoptrace.analysis.stepline import StepLine, cost_of, lines, told_apart, without_composition
+from hoptrace.analysis.stepline import StepLine, lines
 from hoptrace.analysis.text import duration_text
 from hoptrace.analysis.unseen import seen_parts
 from hoptrace.reader import Trace
@@ -45,7 +46,9 @@ class Accounting:
             (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly.
         spans: request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts;
             an interval of several by the one that takes most of it (split further only in ``parts``).
-        interference_se: request, interference_se_ns: standard error of the two interference parts together; null without a cost.
+        interference_se: request, interference_se_ns, prefill_interference_se_ns, decode_interference_se_ns: standard errors of
+            both interference parts together and of each (those of `prefill` and `decode` are the same: what is not the one is
+            the other); null without a fitted cost. See :mod:`hoptrace.analysis.interference` for the formula.
         unseen: what this trace cannot show, in sentences.
         notes: how what it does show was found.
         finished, failed, unfinished, impossible: requests counted; only the finished ones are accounted. Impossible ones end
@@ -106,18 +109,16 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     found = steps if steps is not None else steps_of(trace)
     steps_frame, residency = found.steps, found.residency
     notes = [found.note] if found.note else []
-    why_no_cost = None
-    phases, too_few = frozenset(("prefill", "decode")), list[str]()
+    why_no_cost: str | None = None
+    too_few: list[str] = []
+    model: Model | None = None
     if cost is None and (cost := known_cost(trace.manifest)) is not None:
         notes.append("Split of mixed steps by the step cost that the trace's manifest names.")
-    elif cost is None and steps_frame.height and residency.height:
-        cost, said = cost_of(steps_frame)
-        phases, too_few = told_apart(steps_frame)
-        if cost is None:
-            why_no_cost = said
-        else:
-            notes.append(said[0].upper() + said[1:] + ".")
-    by_server = lines(steps_frame, cost, trace.table("coverage").collect(), phases)
+    if cost is not None or (steps_frame.height and residency.height):
+        model, said, too_few, why_no_cost = model_of(steps_frame, cost)
+        notes += said
+        cost = model.cost if model is not None else None
+    by_server = lines(steps_frame, model, trace.table("coverage").collect())
     runs = read_runs(residency, by_server)
     requests = read_requests(trace)
     stays = read_stays(trace, requests, runs)
@@ -133,14 +134,14 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     keys = _server_keys(trace, stays, by_server)
     full = {k: _fullness(trace, k, stays, steps_frame, sum(s == k[0] for s, _ in keys) == 1) for k in keys}
     waits = read_waits(trace)
-    passes = [_pass(part, stays, runs, waits, keys, by_server, full, cost) for part in _batches(whole)]
+    passes = [_pass(part, stays, runs, waits, keys, by_server, full, model) for part in _batches(whole)]
     parts = pl.concat([p.parts for p in passes])
     spans = pl.concat([p.spans for p in passes])
     error = pl.concat([p.error for p in passes])
     gaps = found.origin != "reconstructed"
-    modelled = phases if cost is not None else frozenset[str]()
+    modelled = model.phases if model is not None else frozenset[str]()
     parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, modelled, why_no_cost, gaps, found)
-    unseen += too_few if cost is not None else []
+    unseen += too_few
     if cost is not None and (blank := without_composition(steps_frame)):
         unseen.append(
             f"Interference: {blank:,} of {steps_frame.height:,} steps do not say what was in them; they count as work whole, so "
@@ -184,7 +185,7 @@ def _pass(
     keys: list[tuple[str, int]],
     by_server: dict[tuple[str, int], StepLine],
     full: dict[tuple[str, int], Fullness],
-    cost: StepCost | None,
+    model: Model | None,
 ) -> Evaluation:
     axis = Axis.of(
         requests["request"].to_numpy(),
@@ -210,7 +211,7 @@ def _pass(
         [by_server.get(k) for k in keys],
         [full[k] for k in keys],
         keys,
-        cost,
+        model,
     )
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from hoptrace.analysis.axis import Axis, Ints, flatten
 from hoptrace.analysis.fullness import Fullness
+from hoptrace.analysis.interference import PHASES, Model
 from hoptrace.analysis.marks import LABELS, L, Outline
 from hoptrace.analysis.parts import FULL, PART_OF_CAPACITY, PART_OF_WAIT, PARTS
 from hoptrace.analysis.stepline import StepLine
-from hoptrace.stepcost import FEATURES, StepCost
 
 __all__ = ["Evaluation", "evaluate"]
 
+Floats = npt.NDArray[np.float64]
 _COLUMN = {p.name: i for i, p in enumerate(PARTS)}
 _FULL = [L[f"queue_{c}"] for c in FULL]
 _OVER = [L["handover"], L["arranging"]]
@@ -41,7 +43,7 @@ def evaluate(
     steplines: list[StepLine | None],
     full: list[Fullness],
     keys: list[tuple[str, int]],
-    cost: StepCost | None,
+    model: Model | None,
 ) -> Evaluation:
     """Split the requests on the axis; every array of ``plan``, ``runs`` and ``waits`` is about them only."""
     at = axis.find(runs["request"].to_numpy())
@@ -103,7 +105,7 @@ def evaluate(
     for name in ("client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted",
                  "recompute", "host_gap", "skipped", "handover", *(f"queue_{c}" for c in FULL)):  # fmt: skip
         out[_COLUMN[name]] = np.where(label == L[name], length, 0)
-    gone = np.zeros((len(a), len(FEATURES)))
+    error = {phase: np.zeros((len(a), model.width if model is not None else 0)) for phase in PHASES}
     queue, arranging, between = (label == L[x] for x in ("queue", "arranging", "between"))
     for k in range(len(keys)):
         here = line == k
@@ -114,8 +116,8 @@ def evaluate(
             out[_COLUMN["unexplained"]] += np.where(here & between, length, 0)
             continue
         _between(out, here & between, t0, t1, steps)
-        for name in ("prefill", "decode"):
-            _work(out, gone, here & (label == L[name + "_steps"]), t0, t1, steps, name, cost is not None)
+        for name in PHASES:
+            _work(out, error[name], here & (label == L[name + "_steps"]), t0, t1, steps, name)
     nowhere = line < 0
     out[_COLUMN["queue_unknown"]] += np.where(nowhere & (queue | arranging), length, 0)
     out[_COLUMN["unexplained"]] += np.where(nowhere & between, length, 0)
@@ -126,7 +128,7 @@ def evaluate(
         (between, ("skipped", "host_gap", "unexplained")),
     ):
         label = np.where(what, _most(out, choices), label)
-    return _gather(axis, owner, out, gone, cost, _spans(axis, owner, t0, t1, label, line, keys))
+    return _gather(axis, owner, out, error, model, _spans(axis, owner, t0, t1, label, line, keys))
 
 
 def _most(out: Ints, choices: tuple[str, ...]) -> Ints:
@@ -167,17 +169,17 @@ def _between(out: Ints, here: Ints, t0: Ints, t1: Ints, steps: StepLine) -> None
     out[_COLUMN["unexplained"], here] += length - seen
 
 
-def _work(out: Ints, gone: np.ndarray, here: Ints, t0: Ints, t1: Ints, steps: StepLine, phase: str, modelled: bool) -> None:
+def _work(out: Ints, error: Floats, here: Ints, t0: Ints, t1: Ints, steps: StepLine, phase: str) -> None:
     if not here.any():
         return
     inside = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
     out[_COLUMN["host_gap"], here] += (t1 - t0)[here] - inside
     shared = np.zeros(len(inside), dtype=np.int64)
-    if modelled:
+    if phase in steps.felt:
         ns0, f0 = steps.interference(phase, t0[here])
         ns1, f1 = steps.interference(phase, t1[here])
         shared = np.clip(ns1 - ns0, 0, inside)
-        gone[here] += f1 - f0
+        error[here] += f1 - f0
     out[_COLUMN[phase + "_interference"], here] += shared
     out[_COLUMN[phase], here] += inside - shared
 
@@ -215,14 +217,15 @@ def _spans(axis: Axis, owner: Ints, t0: Ints, t1: Ints, label: Ints, line: Ints,
     )
 
 
-def _gather(axis: Axis, owner: Ints, out: Ints, gone: np.ndarray, cost: StepCost | None, spans: pl.DataFrame) -> Evaluation:
+def _gather(axis: Axis, owner: Ints, out: Ints, error: dict[str, Floats], model: Model | None, spans: pl.DataFrame) -> Evaluation:
     n = len(axis.request)
     total = np.zeros((len(PARTS), n), dtype=np.int64)
-    features = np.zeros((n, len(FEATURES)))
+    sums = {phase: np.zeros((n, rows.shape[1])) for phase, rows in error.items()}
     if len(owner):
         first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
         total[:, owner[first]] = np.add.reduceat(out, first, axis=1)
-        features[owner[first]] = np.add.reduceat(gone, first, axis=0)
+        for phase, rows in error.items():
+            sums[phase][owner[first]] = np.add.reduceat(rows, first, axis=0)
     parts = pl.DataFrame(
         {
             "request": axis.request,
@@ -233,8 +236,9 @@ def _gather(axis: Axis, owner: Ints, out: Ints, gone: np.ndarray, cost: StepCost
         },
         schema_overrides=dict.fromkeys(("request", "arrival_ns", "finish_ns", "e2e_ns", *(p.column for p in PARTS)), pl.Int64),
     )
-    se: pl.Series = pl.Series([None] * n, dtype=pl.Float64)
-    if cost is not None and cost.covariance_ps2 is not None:
-        variance = np.einsum("ij,jk,ik->i", features, np.array(cost.covariance_ps2), features)
-        se = pl.Series(np.sqrt(np.maximum(variance, 0)) / 1000)
-    return Evaluation(parts, spans, pl.DataFrame({"request": parts["request"], "interference_se_ns": se}))
+    known = model is not None and model.fitted
+    frame = {"request": parts["request"]}
+    for name, rows in (("interference", sums["prefill"] + sums["decode"]), *((f"{p}_interference", sums[p]) for p in PHASES)):
+        se = model.standard_error_ns(rows) if known and model is not None else [None] * n
+        frame[f"{name}_se_ns"] = pl.Series(se, dtype=pl.Float64)
+    return Evaluation(parts, spans, pl.DataFrame(frame))
