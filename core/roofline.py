@@ -60,7 +60,9 @@ class Roofline:
         decode_context = self._window("decode_context_tokens", "decode_requests")
         tokens = prompt + decoded
         prompts = pl.max_horizontal(_number("prefill_requests").fill_null(1), pl.lit(1.0))
-        own = prompt / prompts if self.window_tokens is None else pl.min_horizontal(prompt / prompts, float(self.window_tokens))
+        own = prompt / prompts
+        if self.window_tokens is not None:
+            own = pl.min_horizontal(own, float(self.window_tokens))
         pairs = prompt * (prompt_context / prompts + own / 2)
         pairs = pairs + decode_context * decoded / pl.max_horizontal(decoders, pl.lit(1.0))
         arithmetic = (tokens * self.token_flop + pairs * self.pair_flop) * (1e9 / self.flops_per_s)
@@ -79,7 +81,7 @@ class Roofline:
             return context
         # Layers of sliding attention read a window at most; a lower bound where only some layers do.
         most = pl.max_horizontal(_number(requests).fill_null(1), pl.lit(1.0)) * float(self.window_tokens)
-        return pl.min_horizontal(context, most)
+        return pl.when(context.is_not_null()).then(pl.min_horizontal(context, most))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -169,7 +171,9 @@ def roofline_of(server: Server, platform: Mapping[str, Any]) -> Roofline:
     ubatch, window = server.config.get("n_ubatch"), server.config.get("window_tokens")
     notes = []
     if ranks > 1:
-        notes.append(f"{server.name}: {ranks} tensor-parallel ranks share each step; the platform's rates are taken {ranks} times.")
+        notes.append(
+            f"{server.name}: {ranks} tensor-parallel ranks share each step; the platform's rates are taken {ranks} times."
+        )
     weights = server.weight_bytes
     if server.parameters and active < server.parameters and isinstance(server.config.get("experts"), int):
         weights = weights * active // server.parameters

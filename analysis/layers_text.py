@@ -1,0 +1,94 @@
+"""The bottleneck layers for the terminal, by rich. Nothing is computed here: every figure is a field of the layers."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hoptrace.analysis.ceilings import Ceiling, factor_text
+from hoptrace.analysis.layer_of import LAYER_OF_PART, LAYERS
+from hoptrace.analysis.layers import Layers
+from hoptrace.analysis.parts import part
+from hoptrace.analysis.text import counted, duration_text, percent
+
+__all__ = ["blocks"]
+
+_NAMES = {"all": "mean of all", "p50": "p50", "p95": "p95", "p99": "p99", "slowest": "slowest 1 %"}
+
+
+def blocks(x: Layers, *, full: bool = False) -> list[RenderableType]:
+    """What belongs on one screen; ``full``: all."""
+    out: list[RenderableType] = [Text(x.headline, style="bold")]
+    out += [Text(f"! {w}", style="yellow") for w in x.warnings]
+    if x.groups:
+        out.append(_shares(x, full))
+    if x.steps is not None and (full or x.steps.all.divided_steps or x.steps.all.host_steps):
+        out.append(_steps(x, full))
+    out += _ceilings(x.ceilings, full)
+    if full:
+        out.append(_parts())
+        out += [Text(f"• {n}", style="dim") for n in x.notes]
+        out += [Text(f"• {u}") for u in x.unseen]
+    return out
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(names[0])
+    for name in names[1:]:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _shares(x: Layers, full: bool) -> Table:
+    table = _table("latency", "requests", "e2e", *LAYERS)
+    for name, g in x.groups.items():
+        if name == "slowest" and not full:
+            continue
+        table.add_row(_NAMES[name], f"{g.requests:,}", duration_text(g.e2e_ns), *(percent(g.shares[k]) for k in LAYERS))
+    return table
+
+
+def _steps(x: Layers, full: bool) -> Table:
+    assert x.steps is not None
+    table = _table("steps", "n", "mean", "roofline", "×", "host", "device at work")
+    for k in (x.steps.all, *(x.steps.kinds if full else ())):
+        bound = k.roofline_ns / k.divided_steps if k.divided_steps else None
+        table.add_row(
+            k.kind, f"{k.steps:,}", duration_text(k.took_ns / k.steps if k.steps else None), duration_text(bound),
+            factor_text(k.times_roofline), percent(k.host_share), percent(k.device_share),
+        )  # fmt: skip
+    return table
+
+
+def _ceilings(ceilings: tuple[Ceiling, ...], full: bool) -> list[RenderableType]:
+    asked = [c for c in ceilings if c.left_out is None]
+    out: list[RenderableType] = []
+    if asked:
+        table = _table("at most, by replay", "end to end", "TTFT", "TPOT", "throughput")
+        for c in asked:
+            table.add_row(c.question, *(factor_text(f) for f in (c.e2e, c.ttft, c.tpot, c.throughput)))
+        error = asked[0].error
+        if error and "e2e" in error:
+            table.caption = (
+                f"Each against the replay under the trace's own policy, which is {error['e2e']:+.1%} off in mean end to end."
+            )
+            table.caption_justify = "left"
+        out.append(table)
+    if full:
+        for c in ceilings:
+            out += [Text(f"• {c.name}: {w}", style="dim") for w in c.warnings]
+            out += [Text(f"• {c.sentence}", style="dim")] if c.left_out is not None else []
+    elif len(asked) < len(ceilings):
+        out.append(Text(f"{counted(len(ceilings) - len(asked), 'ceiling')} could not be asked; --full says why.", style="dim"))
+    return out
+
+
+def _parts() -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("part", "layer", "why"):
+        table.add_column(name)
+    for name, (layer, why) in LAYER_OF_PART.items():
+        table.add_row(part(name).label, "each step's own" if layer == "steps" else layer, why)
+    return table
