@@ -27,7 +27,7 @@ from hoptrace.analysis.runs import read_runs, read_waits
 from hoptrace.analysis.serverstate import server_state
 from hoptrace.analysis.stepline import StepLine, lines
 from hoptrace.analysis.text import duration_text
-from hoptrace.analysis.unseen import seen_parts
+from hoptrace.analysis.unseen import seen_parts, unseen_too
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.stepcost import StepCost, known_cost
@@ -44,6 +44,10 @@ class Accounting:
     Attributes:
         parts: one row per finished request, by request: request, arrival_ns, finish_ns, e2e_ns and one column per part
             (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly.
+        ttft_parts: the same up to the first token: request, arrival_ns, first_token_ns, ttft_ns (first token − arrival, the
+            client's where it was seen there) and the parts, which add up to ttft_ns exactly. Once a request's prompt is computed
+            its first token is on its way: that is `delivery` here, whatever steps go on meanwhile. Requests whose first token is
+            unknown have no row.
         spans: request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts;
             an interval of several by the one that takes most of it (split further only in ``parts``).
         interference_se: request, interference_se_ns, prefill_interference_se_ns, decode_interference_se_ns: standard errors of
@@ -58,6 +62,7 @@ class Accounting:
     """
 
     parts: pl.DataFrame
+    ttft_parts: pl.DataFrame
     spans: pl.DataFrame
     interference_se: pl.DataFrame
     unseen: list[str]
@@ -93,6 +98,16 @@ class Accounting:
     def tail(self) -> Tail | None:
         """What the slowest 1 % (at least one request) wait for that the median does not; null with fewer than two requests."""
         return tail_of(self.parts)
+
+    @cached_property
+    def ttft_compositions(self) -> dict[str, Composition]:
+        """The same of the time to the first token: of all, and around its percentiles."""
+        return compositions(self.ttft_parts, by="ttft")
+
+    @cached_property
+    def ttft_tail(self) -> Tail | None:
+        """What the slowest 1 % of first tokens wait for that the median does not."""
+        return tail_of(self.ttft_parts, by="ttft")
 
 
 def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None = None) -> Accounting:
@@ -136,11 +151,13 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     waits = read_waits(trace)
     passes = [_pass(part, stays, runs, waits, keys, by_server, full, model) for part in _batches(whole)]
     parts = pl.concat([p.parts for p in passes])
+    ttft = pl.concat([p.ttft for p in passes])
     spans = pl.concat([p.spans for p in passes])
     error = pl.concat([p.error for p in passes])
     gaps = found.origin != "reconstructed"
     modelled = model.phases if model is not None else frozenset[str]()
     parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, modelled, why_no_cost, gaps, found)
+    ttft = unseen_too(ttft, parts)
     unseen += too_few
     if cost is not None and (blank := without_composition(steps_frame)):
         unseen.append(
@@ -154,6 +171,7 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
         unseen.insert(0, f"{impossible} finished requests end before they arrive or have no arrival; they are left out.")
     return Accounting(
         parts=parts,
+        ttft_parts=ttft,
         spans=spans,
         interference_se=error,
         unseen=unseen,
@@ -212,6 +230,7 @@ def _pass(
         [full[k] for k in keys],
         keys,
         model,
+        requests["first_token_ns"],
     )
 
 

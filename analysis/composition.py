@@ -17,12 +17,15 @@ _WINDOWS = {"p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
 
 @dataclass(frozen=True)
 class Composition:
-    """Mean over ``requests`` requests: ``e2e_ns`` and its ``parts`` (mean ns by part; null where no request shows it)."""
+    """Mean over ``requests`` requests: ``e2e_ns`` and its ``parts`` (mean ns by part; null where no request shows it).
+
+    Of the time to the first token ``e2e_ns`` is that time, ``by`` "ttft"."""
 
     name: str
     requests: int
     e2e_ns: float
     parts: dict[str, float | None]
+    by: str = "e2e"
 
     @property
     def part_shares(self) -> dict[str, float | None]:
@@ -47,7 +50,7 @@ class Composition:
         """Plain values, ns rounded to whole ones."""
         return {
             "requests": self.requests,
-            "e2e_ns": round(self.e2e_ns),
+            f"{self.by}_ns": round(self.e2e_ns),
             "parts_ns": {p: None if v is None else round(v) for p, v in self.parts.items()},
             "class_shares": {c: None if v is None else round(v, 6) for c, v in self.class_shares.items()},
         }
@@ -74,25 +77,28 @@ class Tail:
         }
 
 
-def compositions(parts: pl.DataFrame) -> dict[str, Composition]:
-    """`all`, `p50`, `p95`, `p99`. A percentile's requests are those whose rank by e2e lies within its window: ±5 % of the
-    requests around the median, ±1 % around p95, ±0.5 % around p99; at least the one at the nearest rank."""
+def compositions(parts: pl.DataFrame, *, by: str = "e2e") -> dict[str, Composition]:
+    """`all`, `p50`, `p95`, `p99`. ``by``: "e2e" for parts up to the finish, "ttft" for those up to the first token.
+
+    A percentile's requests are those whose rank by it lies within its window: ±5 % of the requests around the median, ±1 %
+    around p95, ±0.5 % around p99; at least the one at the nearest rank.
+    """
     if not parts.height:
         return {}
-    ranked = parts.sort("e2e_ns", "request")
-    out = {"all": _mean("all", parts)}
+    ranked = parts.sort(f"{by}_ns", "request")
+    out = {"all": _mean("all", parts, by)}
     for name, (q, half) in _WINDOWS.items():
-        out[name] = _mean(name, _window(ranked, q, half))
+        out[name] = _mean(name, _window(ranked, q, half), by)
     return out
 
 
-def tail_of(parts: pl.DataFrame) -> Tail | None:
-    """The tail against the median, null with fewer than two requests."""
+def tail_of(parts: pl.DataFrame, *, by: str = "e2e") -> Tail | None:
+    """The tail against the median, null with fewer than two requests. ``by`` as in :func:`compositions`."""
     if parts.height < 2:
         return None
-    ranked = parts.sort("e2e_ns", "request")
+    ranked = parts.sort(f"{by}_ns", "request")
     n = max(1, parts.height // 100)
-    return Tail(_mean("slowest", ranked.tail(n)), _mean("p50", _window(ranked, *_WINDOWS["p50"])))
+    return Tail(_mean("slowest", ranked.tail(n), by), _mean("p50", _window(ranked, *_WINDOWS["p50"]), by))
 
 
 def _window(ranked: pl.DataFrame, q: float, half: float) -> pl.DataFrame:
@@ -103,11 +109,11 @@ def _window(ranked: pl.DataFrame, q: float, half: float) -> pl.DataFrame:
     return ranked.slice(max(0, low), min(n - 1, high) - max(0, low) + 1)
 
 
-def _mean(name: str, rows: pl.DataFrame) -> Composition:
+def _mean(name: str, rows: pl.DataFrame, by: str) -> Composition:
     n = rows.height
-    e2e = float(sum(rows["e2e_ns"].to_list())) / n
+    length = float(sum(rows[f"{by}_ns"].to_list())) / n
     # An unseen part adds nothing to the mean of its request, so that the parts still add up to e2e.
     means = {
         p.name: None if rows[p.column].null_count() == n else float(rows[p.column].cast(pl.Float64).sum()) / n for p in PARTS
     }
-    return Composition(name, n, e2e, means)
+    return Composition(name, n, length, means, by)

@@ -27,9 +27,10 @@ _SHOWN = {"prefill_steps": "prefill", "decode_steps": "decode"}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``parts``, ``spans`` and ``error`` as in :class:`hoptrace.analysis.accounting.Accounting`."""
+    """``parts``, ``spans``, ``ttft`` and ``error`` as in :class:`hoptrace.analysis.accounting.Accounting`."""
 
     parts: pl.DataFrame
+    ttft: pl.DataFrame
     spans: pl.DataFrame
     error: pl.DataFrame
 
@@ -44,8 +45,10 @@ def evaluate(
     full: list[Fullness],
     keys: list[tuple[str, int]],
     model: Model | None,
+    first_token: pl.Series,
 ) -> Evaluation:
-    """Split the requests on the axis; every array of ``plan``, ``runs`` and ``waits`` is about them only."""
+    """Split the requests on the axis; every array of ``plan``, ``runs`` and ``waits`` is about them only. ``first_token``: when
+    each had its first token (ns)."""
     at = axis.find(runs["request"].to_numpy())
     run_start, run_stop = axis.place(at, runs["start_ns"].to_numpy()), axis.place(at, runs["end_ns"].to_numpy())
     phase = runs["phase"].to_numpy()
@@ -72,9 +75,9 @@ def evaluate(
         dtype=np.int64,
     )
 
-    cuts = np.unique(
-        np.concatenate([plan.cover.points, working.points, idle.points, recorded.points, repeated.points, axis.base])
-    )
+    first = _first_tokens(axis, first_token)
+    covers = (plan.cover, working, idle, recorded, repeated)
+    cuts = np.unique(np.concatenate([*(c.points for c in covers), axis.base, first[first >= 0]]))
     a, b = cuts[:-1], cuts[1:]
     owner = axis.owner(a)
     base = plan.cover.at(a)
@@ -128,7 +131,9 @@ def evaluate(
         (between, ("skipped", "host_gap", "unexplained")),
     ):
         label = np.where(what, _most(out, choices), label)
-    return _gather(axis, owner, out, error, model, _spans(axis, owner, t0, t1, label, line, keys))
+    computed = _last_chunks(axis, at[phase == "chunk"], run_start[phase == "chunk"], run_stop[phase == "chunk"], first)
+    ttft = _until_first(axis, owner, out, a, b, first, computed)
+    return _gather(axis, owner, out, ttft, error, model, _spans(axis, owner, t0, t1, label, line, keys))
 
 
 def _most(out: Ints, choices: tuple[str, ...]) -> Ints:
@@ -217,28 +222,71 @@ def _spans(axis: Axis, owner: Ints, t0: Ints, t1: Ints, label: Ints, line: Ints,
     )
 
 
-def _gather(axis: Axis, owner: Ints, out: Ints, error: dict[str, Floats], model: Model | None, spans: pl.DataFrame) -> Evaluation:
-    n = len(axis.request)
-    total = np.zeros((len(PARTS), n), dtype=np.int64)
-    sums = {phase: np.zeros((n, rows.shape[1])) for phase, rows in error.items()}
+def _first_tokens(axis: Axis, first_token: pl.Series) -> Ints:
+    """Where each request's first token lies on the line; −1 where it is unknown or not within its life."""
+    known = first_token.is_not_null().to_numpy()
+    time = first_token.fill_null(0).to_numpy()
+    known = known & (time >= axis.arrival) & (time <= axis.arrival + axis.e2e)
+    every = np.arange(len(axis.request))
+    return np.where(known, axis.place(every, time), -1).astype(np.int64)
+
+
+def _last_chunks(axis: Axis, at: Ints, start: Ints, stop: Ints, first: Ints) -> Ints:
+    """End of each request's last chunk that began before its first token; beyond all where it has none."""
+    found = np.full(len(axis.request), -1, dtype=np.int64)
+    before = start < first[at]
+    np.maximum.at(found, at[before], stop[before])
+    return np.where(found >= 0, found, np.iinfo(np.int64).max)
+
+
+def _until_first(axis: Axis, owner: Ints, out: Ints, a: Ints, b: Ints, first: Ints, computed: Ints) -> pl.DataFrame:
+    """The parts up to the first token. Once the prompt is computed the token is on its way, whatever else goes on."""
+    own = np.flatnonzero(b <= first[owner])
+    cut = out[:, own]
+    on_its_way = a[own] >= computed[owner[own]]
+    for name in ("decode", "decode_interference", "host_gap", "skipped"):
+        cut[_COLUMN["delivery"]] += np.where(on_its_way, cut[_COLUMN[name]], 0)
+        cut[_COLUMN[name]] = np.where(on_its_way, 0, cut[_COLUMN[name]])
+    told = np.flatnonzero(first >= 0)
+    total = _sums(owner[own], cut, len(axis.request))
+    return _frame(axis, total, "first_token_ns", axis.time(np.arange(len(first)), first), "ttft_ns", told)
+
+
+def _sums(owner: Ints, out: Ints, requests: int) -> Ints:
+    """Σ of the columns of ``out`` by owner (ascending): parts × requests."""
+    total = np.zeros((len(PARTS), requests), dtype=np.int64)
     if len(owner):
         first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
         total[:, owner[first]] = np.add.reduceat(out, first, axis=1)
+    return total
+
+
+def _frame(axis: Axis, total: Ints, end: str, end_ns: Ints, length: str, rows: Ints) -> pl.DataFrame:
+    """``rows`` of the axis: request, arrival_ns, the end, the length from arrival to it, and the parts."""
+    columns = {"request": axis.request, "arrival_ns": axis.arrival, end: end_ns, length: end_ns - axis.arrival}
+    columns |= {p.column: total[i] for i, p in enumerate(PARTS)}
+    return pl.DataFrame({k: v[rows] for k, v in columns.items()}, schema_overrides=dict.fromkeys(columns, pl.Int64))
+
+
+def _gather(
+    axis: Axis,
+    owner: Ints,
+    out: Ints,
+    ttft: pl.DataFrame,
+    error: dict[str, Floats],
+    model: Model | None,
+    spans: pl.DataFrame,
+) -> Evaluation:
+    n = len(axis.request)
+    sums = {phase: np.zeros((n, rows.shape[1])) for phase, rows in error.items()}
+    if len(owner):
+        first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
         for phase, rows in error.items():
             sums[phase][owner[first]] = np.add.reduceat(rows, first, axis=0)
-    parts = pl.DataFrame(
-        {
-            "request": axis.request,
-            "arrival_ns": axis.arrival,
-            "finish_ns": axis.arrival + axis.e2e,
-            "e2e_ns": axis.e2e,
-            **{p.column: total[i] for i, p in enumerate(PARTS)},
-        },
-        schema_overrides=dict.fromkeys(("request", "arrival_ns", "finish_ns", "e2e_ns", *(p.column for p in PARTS)), pl.Int64),
-    )
+    parts = _frame(axis, _sums(owner, out, n), "finish_ns", axis.arrival + axis.e2e, "e2e_ns", np.arange(n))
     known = model is not None and model.fitted
     frame = {"request": parts["request"]}
     for name, rows in (("interference", sums["prefill"] + sums["decode"]), *((f"{p}_interference", sums[p]) for p in PHASES)):
         se = model.standard_error_ns(rows) if known and model is not None else [None] * n
         frame[f"{name}_se_ns"] = pl.Series(se, dtype=pl.Float64)
-    return Evaluation(parts, spans, pl.DataFrame(frame))
+    return Evaluation(parts, ttft, spans, pl.DataFrame(frame))

@@ -9,7 +9,7 @@ from hoptrace.analysis.parts import FULL, PARTS
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps
 
-__all__ = ["seen_parts"]
+__all__ = ["seen_parts", "unseen_too"]
 
 
 def seen_parts(
@@ -102,6 +102,15 @@ def seen_parts(
     if lost and facts["steps"].any():
         said.append(f"{' and '.join(lost).capitalize()}: these steps do not tell, so such time, if any, is in other parts.")
     return out, said
+
+
+def unseen_too(ttft: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+    """``ttft`` with null where ``parts`` has null: what could not be seen up to the end could not up to the first token."""
+    hidden = parts.select("request", *(pl.col(p.column).is_null().alias(p.name) for p in PARTS))
+    whole = ttft.join(hidden, on="request", how="left", maintain_order="left")
+    return whole.select(
+        *ttft.columns[: -len(PARTS)], *(pl.when(~pl.col(p.name) | (pl.col(p.column) > 0)).then(p.column) for p in PARTS)
+    )
 
 
 def _transfers(trace: Trace) -> bool:
