@@ -40,7 +40,8 @@ _WINDOWS = {"p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
 
 @dataclass(frozen=True)
 class LayerShares:
-    """Mean ns by layer over ``requests`` requests; they add up to ``e2e_ns``. Null: of no request is it known."""
+    """Mean ns by layer over ``requests`` requests; they add up to ``e2e_ns``. Null: of no request is it known. While any of it
+    is undivided, compute, state, scheduling and unexplained are at least what they say."""
 
     name: str
     requests: int
@@ -68,7 +69,7 @@ class Layers:
     Attributes:
         rooflines: of the servers whose steps could be divided.
         per_request: request, arrival_ns, e2e_ns and one column per layer (`compute_ns` … `outside_ns`), which add up to e2e_ns.
-            compute is null where a request's steps are not divided at all; its state is then what lies outside steps only.
+            Where a request's steps are not divided at all, compute is null, and state is what lies outside steps (null if none).
         groups: `all`, around `p50`, `p95`, `p99` of e2e, and the `slowest` 1 %; empty without finished requests.
         over_time: from_ns, to_ns, requests, e2e_ns and the layers, summed over the requests that arrived in the bin.
         steps: what the steps alone say, all servers together; null without steps.

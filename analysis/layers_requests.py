@@ -64,7 +64,12 @@ def _some(parts: pl.DataFrame, source: StepSource, split: list[ServerSteps]) -> 
     frame = parts.select("request", "arrival_ns", "e2e_ns").with_columns(
         pl.Series(f"{layer}_ns", columns[layer], dtype=pl.Int64) for layer in LAYERS
     )
-    return frame.with_columns(pl.when(~pl.Series(blind)).then("compute_ns").alias("compute_ns"))
+    dark = pl.Series(blind)
+    return frame.with_columns(
+        pl.when(~dark).then("compute_ns").alias("compute_ns"),
+        # What lies outside steps is state for certain: then it is at least that.
+        pl.when(~dark | (pl.col("state_ns") > 0)).then("state_ns").alias("state_ns"),
+    )
 
 
 assert {p for p, (layer, _) in LAYER_OF_PART.items() if layer == IN_STEPS} == {

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from hoptrace.analysis.ceilings import Ceiling, factor_text
 from hoptrace.analysis.layer_of import LAYER_OF_PART, LAYERS
-from hoptrace.analysis.layers import Layers
+from hoptrace.analysis.layers import Layers, LayerShares
 from hoptrace.analysis.parts import part
 from hoptrace.analysis.text import counted, duration_text, percent
 
@@ -46,8 +46,15 @@ def _shares(x: Layers, full: bool) -> Table:
     for name, g in x.groups.items():
         if name == "slowest" and not full:
             continue
-        table.add_row(_NAMES[name], f"{g.requests:,}", duration_text(g.e2e_ns), *(percent(g.shares[k]) for k in LAYERS))
+        table.add_row(_NAMES[name], f"{g.requests:,}", duration_text(g.e2e_ns), *(_share(g, k) for k in LAYERS))
     return table
+
+
+def _share(g: LayerShares, layer: str) -> str:
+    """At least so much, while some of it is not divided."""
+    least = layer in ("compute", "state", "scheduling") and (g.ns["undivided"] or 0) > 0
+    text = percent(g.shares[layer])
+    return f"≥{text}" if least and g.ns[layer] else text
 
 
 def _steps(x: Layers, full: bool) -> Table:

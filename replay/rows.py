@@ -15,7 +15,7 @@ from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.waits import waits
 from hoptrace.schema import PHASES, TABLES
 
-__all__ = ["frames"]
+__all__ = ["frames", "times"]
 
 _CARRIED = (
     "request", "request_id", "session", "parent_request", "think_ns", "client_slot", "tenant", "model", "adapter", "arrival_of",
@@ -54,8 +54,8 @@ def _fit(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     ).sort(*(spec.sort or spec.names), nulls_last=True, maintain_order=True)
 
 
-def _times(served: Served, oh: Overheads) -> pl.DataFrame:
-    """One row per served request: its times."""
+def times(served: Served, oh: Overheads) -> pl.DataFrame:
+    """One row per served request: its times, ns on the trace's clock."""
     end = served.steps["end_ns"].to_numpy()
     first = end[served.token_step[served.token_ptr[:-1]]]
     last = end[served.token_step[served.token_ptr[1:] - 1]]
@@ -85,8 +85,7 @@ def _requests(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
         *(pl.col(f"{c}_ns").is_not_null().any().alias(f"has_{c}") for c in ("sent", "received", "queued")),
     )
     everybody = recorded.collect()
-    times = _times(served, oh)
-    done = everybody.join(times, on="request").with_columns(
+    done = everybody.join(times(served, oh), on="request").with_columns(
         # A column that the parent does not fill stays empty, so that both traces' figures are made of the same times.
         pl.when("has_queued").then("queued_ns").alias("queued_ns"),
         pl.when("has_sent").then("sent_ns").alias("sent_ns"),
@@ -116,7 +115,7 @@ def _enqueued_known(parent: Trace) -> bool:
 
 
 def _stages(parent: Trace, served: Served, server: Server, oh: Overheads) -> pl.DataFrame:
-    t = _times(served, oh).rename({"queued_ns": "enqueued_ns", "engine_last_token_ns": "end_ns"})
+    t = times(served, oh).rename({"queued_ns": "enqueued_ns", "engine_last_token_ns": "end_ns"})
     done = t.select("request", "enqueued_ns", "scheduled_ns", "end_ns").with_columns(
         pl.lit("done").alias("end_reason"),
         served.of_request["cached_tokens"],

@@ -25,7 +25,7 @@ from hoptrace.schema import TABLES
 from hoptrace.stepcost import FEATURES, StepCost, features_array, outside
 from hoptrace.writer import TraceWriter
 
-__all__ = ["FramesTrace", "Replayed", "drift", "predict", "replay", "write"]
+__all__ = ["FramesTrace", "Replayed", "drift", "predict", "replay", "server_of", "write"]
 
 Progress = Callable[[str], None]
 _DRIFT = 0.15
@@ -128,7 +128,7 @@ def predict(
     """
     say = progress or (lambda _: None)
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
-    server = _server(trace)
+    server = server_of(trace)
     say("reading the workload")
     work = workload(trace)
     say("looking at the recorded steps")
@@ -193,7 +193,8 @@ def _play(
     return FramesTrace(frames(trace, served, changed, oh), manifest, f"{trace.name}-replay"), served
 
 
-def _server(trace: Trace) -> Server:
+def server_of(trace: Trace) -> Server:
+    """The one server that a replay models. InputError if there are several, or several data-parallel ranks."""
     servers = trace.manifest.servers
     if len(servers) > 1:
         names = ", ".join(s.name for s in servers)

@@ -1,0 +1,85 @@
+"""The step cost less what the host took of each step, where the recorded steps tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from scipy.optimize import nnls
+
+from hoptrace.stepcost import FEATURES, StepCost, features_array
+
+__all__ = ["HostFree", "host_free"]
+
+_COMPOSITION = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
+_HOST = ("schedule_ns", "launch_ns", "update_ns")
+
+
+@dataclass(frozen=True)
+class HostFree:
+    """``cost``: null where no step tells its host time. ``share``: of the time of the steps that tell; ``told``: how many do,
+    ``steps`` of how many. ``why``: null, or why there is no cost."""
+
+    cost: StepCost | None
+    share: float | None = None
+    told: int = 0
+    steps: int = 0
+    why: str | None = None
+
+
+def host_free(cost: StepCost, steps: pl.DataFrame, *, asynchronous: bool) -> HostFree:
+    """``cost`` less the host's part, fitted with its own features: no coefficient grows, so no step becomes dearer.
+
+    Host time of a step is its length less ``device_ns`` or, where that is unknown, schedule + launch + update; the latter may run
+    beside the device under asynchronous scheduling, and is nothing to take away then.
+
+    Args:
+        cost: a linear step cost. steps: the recorded ones.
+    """
+    frame = steps.filter(pl.col("pp_rank").fill_null(0) == 0) if "pp_rank" in steps.columns else steps
+    frame = frame.drop_nulls(_COMPOSITION).filter(
+        (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("prefill_tokens") + pl.col("decode_requests") > 0)
+    )
+    took = (pl.col("end_ns") - pl.col("start_ns")).cast(pl.Float64)
+    known = {c: pl.when(pl.col(c) >= 0).then(pl.col(c).cast(pl.Float64)) for c in (*_HOST, "device_ns")}
+    parts = [] if asynchronous else [known[c] for c in _HOST]
+    told = pl.any_horizontal(p.is_not_null() for p in parts) if parts else pl.lit(False)
+    spent = pl.sum_horizontal(p.fill_null(0) for p in parts) if parts else pl.lit(0.0)
+    idle = pl.when(known["device_ns"].is_not_null()).then(took - known["device_ns"]).when(told).then(spent)
+    frame = frame.with_columns(idle.clip(0, took).alias("_host"), took.alias("_took"))
+    some = frame.filter(pl.col("_host").is_not_null())
+    if not some.height:
+        hidden = asynchronous and bool(frame.select(pl.any_horizontal(pl.col(c).is_not_null().any() for c in _HOST)).item())
+        why = (
+            "host time may run beside the device under asynchronous scheduling, and device_ns is not recorded"
+            if hidden
+            else "the steps do not tell their host time (schedule_ns, launch_ns, update_ns, or device_ns)"
+        )
+        return HostFree(None, steps=frame.height, why=why)
+    if cost.kind:
+        return HostFree(None, steps=frame.height, why="the step cost is a roofline, which holds no host time")
+    share = float(some["_host"].sum()) / float(some["_took"].sum())
+    columns = [i for i, f in enumerate(FEATURES) if cost.coefficients_ps.get(f)]
+    x = features_array(some).astype(np.float64)
+    x[:, FEATURES.index("prefill_attention")] /= 1000
+    x = x[:, columns]
+    base = np.array([cost.coefficients_ps[FEATURES[i]] for i in columns], dtype=np.float64) / 1000
+    # Relative to the step's predicted length, as the cost itself was fitted, so that long steps do not rule.
+    expected = np.maximum(x @ base, 0.02 * float(some["_took"].median() or 1))  # type: ignore[arg-type]
+    a, b = x / expected[:, None], some["_host"].to_numpy() / expected
+    scale = np.sqrt((a * a).sum(axis=0))
+    scale[scale == 0] = 1
+    q, r = np.linalg.qr(a / scale)
+    host = nnls(r, q.T @ b)[0] / scale
+    # Right in the sum, as the cost is; and never more than there is.
+    predicted = float((x @ host).sum())
+    if predicted > 0:
+        host *= float(some["_host"].sum()) / predicted
+    left = np.clip(base - host, 0, None)
+    # What one coefficient could not give is taken from all that is left, so that the sum is right again.
+    wanted, total = float((x @ base).sum()) * (1 - share), float((x @ left).sum())
+    if total > wanted:
+        left *= wanted / total
+    ps = {FEATURES[i]: round(v * 1000) for i, v in zip(columns, left, strict=True)}
+    return HostFree(replace(cost, coefficients_ps={**cost.coefficients_ps, **ps}), share, some.height, frame.height)
