@@ -21,6 +21,7 @@ from hoptrace.analysis.composition import Composition, Tail, compositions, tail_
 from hoptrace.analysis.evaluate import Evaluation, evaluate
 from hoptrace.analysis.fullness import Fullness, fullness
 from hoptrace.analysis.interference import Model, model_of, without_composition
+from hoptrace.analysis.levels import Levels, levels
 from hoptrace.analysis.marks import outline, read_requests, read_stays
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.runs import read_runs, read_waits
@@ -59,6 +60,7 @@ class Accounting:
             before they arrive.
         steps_origin: observed, reconstructed, replayed, or null where there are no steps.
         cost: the step cost behind the interference, or null.
+        level: which tables it rests on, and what those that are missing would have shown.
     """
 
     parts: pl.DataFrame
@@ -71,6 +73,7 @@ class Accounting:
     failed: int
     unfinished: int
     impossible: int
+    level: Levels
     steps_origin: str | None = None
     cost: StepCost | None = field(default=None, repr=False)
 
@@ -180,6 +183,7 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
         failed=int(failed.sum()),
         unfinished=int(unfinished.sum()),
         impossible=impossible,
+        level=levels(trace, origin=found.origin if steps_frame.height else None),
         steps_origin=found.origin if steps_frame.height else None,
         cost=cost,
     )
