@@ -127,7 +127,9 @@ def number_reads(units: pl.DataFrame, reads: pl.DataFrame) -> Numbered:
 
 def _with_drafts(count: _Ints) -> int:
     """Tokens of a decoder in a step: the most that at least 2 % of the reads hold. More come of steps that were seen together."""
-    often = np.flatnonzero(np.bincount(count) >= 0.02 * len(count)) if len(count) else count
+    # A damaged count may be negative or beyond all memory: the counts are looked at, not counted through.
+    values, times = np.unique(count, return_counts=True)
+    often = values[times >= 0.02 * len(count)]
     return max(int(often[-1]), 1) if len(often) else 1
 
 
