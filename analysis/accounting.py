@@ -89,7 +89,7 @@ class Accounting:
     @cached_property
     def compositions(self) -> dict[str, Composition]:
         """Mean composition of all requests (`all`) and of those around the median (`p50`), `p95` and `p99` of e2e."""
-        return compositions(self.parts)
+        return compositions(self.parts, errors=self.interference_se)
 
     @property
     def shares(self) -> dict[str, dict[str, float | None]]:
@@ -100,17 +100,17 @@ class Accounting:
     @cached_property
     def tail(self) -> Tail | None:
         """What the slowest 1 % (at least one request) wait for that the median does not; null with fewer than two requests."""
-        return tail_of(self.parts)
+        return tail_of(self.parts, errors=self.interference_se)
 
     @cached_property
     def ttft_compositions(self) -> dict[str, Composition]:
         """The same of the time to the first token: of all, and around its percentiles."""
-        return compositions(self.ttft_parts, by="ttft")
+        return compositions(self.ttft_parts, by="ttft", errors=_prefill_only(self.interference_se))
 
     @cached_property
     def ttft_tail(self) -> Tail | None:
         """What the slowest 1 % of first tokens wait for that the median does not."""
-        return tail_of(self.ttft_parts, by="ttft")
+        return tail_of(self.ttft_parts, by="ttft", errors=_prefill_only(self.interference_se))
 
 
 def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None = None) -> Accounting:
@@ -186,6 +186,13 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
         level=levels(trace, origin=found.origin if steps_frame.height else None),
         steps_origin=found.origin if steps_frame.height else None,
         cost=cost,
+    )
+
+
+def _prefill_only(errors: pl.DataFrame) -> pl.DataFrame:
+    """Before the first token nothing is decoded."""
+    return errors.select(
+        "request", "prefill_interference_se_ns", pl.col("prefill_interference_se_ns").alias("interference_se_ns")
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -11,6 +11,7 @@ from hoptrace.analysis.parts import CLASSES, PARTS
 
 __all__ = ["Composition", "Tail", "compositions", "tail_of"]
 
+_ERRORS = ("interference", "prefill_interference", "decode_interference")
 # Half-width of the window of ranks around each percentile, as a share of the requests.
 _WINDOWS = {"p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
 
@@ -19,13 +20,36 @@ _WINDOWS = {"p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
 class Composition:
     """Mean over ``requests`` requests: ``e2e_ns`` and its ``parts`` (mean ns by part; null where no request shows it).
 
-    Of the time to the first token ``e2e_ns`` is that time, ``by`` "ttft"."""
+    Of the time to the first token ``e2e_ns`` is that time, ``by`` "ttft". ``errors``: mean over the requests of the standard errors
+    of ``prefill_interference``, ``decode_interference`` and both, ``interference`` (ns; null: nobody knows). Errors of requests that
+    share steps and coefficients do not average out, so this is the most that the mean can be off by.
+    """
 
     name: str
     requests: int
     e2e_ns: float
     parts: dict[str, float | None]
     by: str = "e2e"
+    errors: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def part_errors(self) -> dict[str, float]:
+        """Standard error (ns) of the parts that are modelled, where it is known: what is not interference is work, so both parts of
+        a phase have the same. The other parts are measured."""
+        out = {}
+        for phase in ("prefill", "decode"):
+            se = self.errors.get(f"{phase}_interference")
+            if se is not None and self.parts[f"{phase}_interference"] is not None:
+                out |= {phase: se, f"{phase}_interference": se}
+        return out
+
+    @property
+    def class_share_errors(self) -> dict[str, float]:
+        """Standard error of the classes' shares in e2e, 0 … 1, likewise: of work and of sharing."""
+        se = self.errors.get("interference")
+        if se is None or not self.part_errors or not self.e2e_ns:
+            return {}
+        return dict.fromkeys(("work", "sharing"), se / self.e2e_ns)
 
     @property
     def part_shares(self) -> dict[str, float | None]:
@@ -52,7 +76,9 @@ class Composition:
             "requests": self.requests,
             f"{self.by}_ns": round(self.e2e_ns),
             "parts_ns": {p: None if v is None else round(v) for p, v in self.parts.items()},
+            "parts_se_ns": {p: round(v) for p, v in self.part_errors.items()},
             "class_shares": {c: None if v is None else round(v, 6) for c, v in self.class_shares.items()},
+            "class_shares_se": {c: round(v, 6) for c, v in self.class_share_errors.items()},
         }
 
 
@@ -77,26 +103,27 @@ class Tail:
         }
 
 
-def compositions(parts: pl.DataFrame, *, by: str = "e2e") -> dict[str, Composition]:
+def compositions(parts: pl.DataFrame, *, by: str = "e2e", errors: pl.DataFrame | None = None) -> dict[str, Composition]:
     """`all`, `p50`, `p95`, `p99`. ``by``: "e2e" for parts up to the finish, "ttft" for those up to the first token.
+    ``errors``: standard errors by request (``Accounting.interference_se``).
 
     A percentile's requests are those whose rank by it lies within its window: ±5 % of the requests around the median, ±1 %
     around p95, ±0.5 % around p99; at least the one at the nearest rank.
     """
     if not parts.height:
         return {}
-    ranked = parts.sort(f"{by}_ns", "request")
-    out = {"all": _mean("all", parts, by)}
+    ranked = _with_errors(parts, errors).sort(f"{by}_ns", "request")
+    out = {"all": _mean("all", ranked, by)}
     for name, (q, half) in _WINDOWS.items():
         out[name] = _mean(name, _window(ranked, q, half), by)
     return out
 
 
-def tail_of(parts: pl.DataFrame, *, by: str = "e2e") -> Tail | None:
-    """The tail against the median, null with fewer than two requests. ``by`` as in :func:`compositions`."""
+def tail_of(parts: pl.DataFrame, *, by: str = "e2e", errors: pl.DataFrame | None = None) -> Tail | None:
+    """The tail against the median, null with fewer than two requests. ``by``, ``errors`` as in :func:`compositions`."""
     if parts.height < 2:
         return None
-    ranked = parts.sort(f"{by}_ns", "request")
+    ranked = _with_errors(parts, errors).sort(f"{by}_ns", "request")
     n = max(1, parts.height // 100)
     return Tail(_mean("slowest", ranked.tail(n), by), _mean("p50", _window(ranked, *_WINDOWS["p50"]), by))
 
@@ -116,4 +143,14 @@ def _mean(name: str, rows: pl.DataFrame, by: str) -> Composition:
     means = {
         p.name: None if rows[p.column].null_count() == n else float(rows[p.column].cast(pl.Float64).sum()) / n for p in PARTS
     }
-    return Composition(name, n, length, means, by)
+    errors = {e: _mean_of(rows[f"{e}_se_ns"]) for e in _ERRORS if f"{e}_se_ns" in rows.columns}
+    return Composition(name, n, length, means, by, errors)
+
+
+def _mean_of(values: pl.Series) -> float | None:
+    known = values.drop_nulls()
+    return float(known.sum()) / known.len() if known.len() else None
+
+
+def _with_errors(parts: pl.DataFrame, errors: pl.DataFrame | None) -> pl.DataFrame:
+    return parts if errors is None else parts.join(errors, on="request", how="left", maintain_order="left")
