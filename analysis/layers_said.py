@@ -104,8 +104,9 @@ def _contradicted(out: Said, s: ServerSteps, r: Roofline, who: str) -> None:
     least = f", down to {percent(s.fastest)} of it" if s.fastest is not None else ""
     if s.withheld:
         out.warnings.append(
-            f"{who} is faster than its roofline on {r.platform} in {share}{least}. That cannot be: the platform, or the model's "
-            "sizes in the manifest, are wrong. Its steps are not divided into compute and state."
+            f"{who} is faster than its roofline on {r.platform} in {share}{least}. That cannot be: the platform or the model's "
+            "sizes in the manifest are wrong, or it computes in a narrower number format than the rate is for. Its steps are not "
+            "divided into compute and state."
         )
     else:
         out.warnings.append(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Manifest
 
-__all__ = ["Graph", "Link", "Node", "graph_of", "load_platform", "platforms"]
+__all__ = ["Graph", "Link", "Node", "graph_of", "load_platform", "platform_text", "platforms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,17 @@ def platforms() -> dict[str, dict[str, Any]]:
     return found
 
 
+def platform_text(name_or_path: str) -> str:
+    """A platform as TOML, as its file has it, with the sources. Raises as :func:`load_platform`."""
+    load_platform(name_or_path)
+    for entry in files("hoptrace.platforms").iterdir():
+        if entry.name.endswith(".toml"):
+            text = entry.read_text(encoding="utf-8")
+            if tomllib.loads(text)["name"] == name_or_path:
+                return text
+    return Path(name_or_path).read_text(encoding="utf-8")
+
+
 def load_platform(name_or_path: str) -> dict[str, Any]:
     """A platform by its name, or from a TOML file with ``flops_per_s`` and ``memory_bytes_per_s`` (what it attains).
 
@@ -105,7 +116,7 @@ def load_platform(name_or_path: str) -> dict[str, Any]:
         return known[name_or_path]
     path = Path(name_or_path)
     if not path.is_file():
-        near = difflib.get_close_matches(name_or_path, known, n=1)
+        near = difflib.get_close_matches(name_or_path, known, n=1) or [k for k in known if k.startswith(name_or_path.lower())]
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
     try:

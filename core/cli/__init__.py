@@ -23,6 +23,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     "import": ("import_files", "Read other tools' files into a trace."),
     "replay": ("replay", "Ask what-if: the same work under another policy."),
     "policies": ("policies", "List the policies there are, or print one as TOML."),
+    "platforms": ("platforms", "List the platforms there are, or print one as TOML."),
     "report": ("report", "Where the time went, what moved, what coordination cost."),
     "diff": ("diff", "Compare two traces."),
     "app": ("app", "Open the dashboard."),
