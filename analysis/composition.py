@@ -20,9 +20,9 @@ _WINDOWS = {"p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
 class Composition:
     """Mean over ``requests`` requests: ``e2e_ns`` and its ``parts`` (mean ns by part; null where no request shows it).
 
-    Of the time to the first token ``e2e_ns`` is that time, ``by`` "ttft". ``errors``: mean over the requests of the standard errors
-    of ``prefill_interference``, ``decode_interference`` and both, ``interference`` (ns; null: nobody knows). Errors of requests that
-    share steps and coefficients do not average out, so this is the most that the mean can be off by.
+    Of the time to the first token ``e2e_ns`` is that time, ``by`` "ttft". ``errors``: mean over the requests of the standard
+    errors of ``prefill_interference``, ``decode_interference`` and both, ``interference`` (ns; null: nobody knows). Errors of
+    requests that share steps and coefficients do not average out: the mean's own error is this at most.
     """
 
     name: str
@@ -34,9 +34,9 @@ class Composition:
 
     @property
     def part_errors(self) -> dict[str, float]:
-        """Standard error (ns) of the parts that are modelled, where it is known: what is not interference is work, so both parts of
-        a phase have the same. The other parts are measured."""
-        out = {}
+        """Standard error (ns) of the parts that are modelled, where it is known: what is not interference is work, so both parts
+        of a phase have the same. The other parts are measured."""
+        out: dict[str, float] = {}
         for phase in ("prefill", "decode"):
             se = self.errors.get(f"{phase}_interference")
             if se is not None and self.parts[f"{phase}_interference"] is not None:
