@@ -10,7 +10,7 @@ import polars as pl
 from hoptrace.analysis.counters import counter_totals
 from hoptrace.analysis.text import counted
 from hoptrace.reader import Trace
-from hoptrace.reconstruct import Steps
+from hoptrace.step_source import StepSource
 
 __all__ = ["StepCover", "step_cover"]
 
@@ -46,48 +46,60 @@ class StepCover:
         }
 
 
-def step_cover(trace: Trace, found: Steps, output_tokens: int | None) -> StepCover:
+def step_cover(trace: Trace, found: StepSource, output_tokens: int | None) -> StepCover:
     """What the steps cover. A step's tokens: one for each decoder, and the first one of each stay that is in the steps."""
-    steps = found.steps
-    if not steps.height:
+    own = found.steps.filter(pl.col("pp_rank").fill_null(0) == 0)
+    decoded = pl.coalesce("decode_tokens", "decode_requests")
+    sums = own.select(
+        pl.len().alias("steps"),
+        decoded.sum().alias("decoded"),
+        decoded.null_count().alias("decoded_unknown"),
+        pl.any_horizontal(pl.col("prefill_tokens", "decode_tokens").is_null()).sum().alias("silent"),
+    )
+    row = sums.collect(engine="streaming").row(0, named=True)
+    if not row["steps"]:
         return StepCover(None, output_tokens, 0, None, ["no steps are known"])
     missing: list[str] = []
-    own = steps.filter(pl.col("pp_rank").fill_null(0) == 0)
-    decoded = own.select(pl.coalesce("decode_tokens", "decode_requests")).to_series()
     tokens: int | None = None
-    if not decoded.null_count():
-        stays = found.residency.select("request", pl.col("sequence").fill_null(0), "server").unique().height
-        tokens = int(decoded.sum()) + (stays or trace.table("requests").collect().height)
+    stays = _stays(found)
+    if not row["decoded_unknown"]:
+        tokens = int(row["decoded"]) + (stays or trace.rows("requests"))
     if output_tokens and tokens is not None and tokens < _ENOUGH * output_tokens:
         missing.append(f"the known steps gave {tokens:,} of {output_tokens:,} output tokens")
-    if n := _outside(trace, found):
+    if stays and (n := _outside(trace, found)):
         missing.append(f"{counted(n, 'request')} with output {'is' if n == 1 else 'are'} in no known step")
-    known, passes = _passes(trace, own)
+    known, passes = _passes(trace, own, row["steps"])
     if passes is not None and known < _PASSES_ENOUGH * passes - 2:
         missing.append(f"the server counted {passes:,} passes over the model, {known:,} steps are known")
     parted = _least_fraction(trace)
     if parted is not None:
         missing.append(f"the coverage of the steps is {parted:.0%}")
-    if n := own.filter(pl.any_horizontal(pl.col("prefill_tokens", "decode_tokens").is_null())).height:
+    if n := row["silent"]:
         missing.append(f"{counted(n, 'step does', 'steps do')} not say what was in them")
     return StepCover(tokens, output_tokens, known, passes, missing)
 
 
-def _outside(trace: Trace, found: Steps) -> int:
-    """Requests with output of which no step is known; 0 where the steps do not say whose they are."""
-    if not found.residency.height:
-        return 0
-    gave = trace.table("requests").filter(pl.col("output_tokens").fill_null(0) > 0).select("request").collect()
-    return gave.join(found.residency.select("request").unique(), on="request", how="anti").height
+def _stays(found: StepSource) -> int:
+    """Different (request, sequence, server) in the steps."""
+    whose = found.residency.select("request", pl.col("sequence").fill_null(0), "server").unique()
+    return int(whose.select(pl.len()).collect(engine="streaming").item())
 
 
-def _passes(trace: Trace, steps: pl.DataFrame) -> tuple[int, int | None]:
+def _outside(trace: Trace, found: StepSource) -> int:
+    """Requests with output of which no step is known."""
+    gave = trace.table("requests").filter(pl.col("output_tokens").fill_null(0) > 0).select("request")
+    lost = gave.join(found.residency.select("request"), on="request", how="anti").select(pl.len())
+    return int(lost.collect(engine="streaming").item())
+
+
+def _passes(trace: Trace, steps: pl.LazyFrame, all_steps: int) -> tuple[int, int | None]:
     """Known steps of the servers that count their passes, and what they counted; null where none does."""
     totals = counter_totals(trace).filter((pl.col("name") == _PASSES) & pl.col("total").is_not_null())
     if not totals.height:
-        return steps.height, None
+        return all_steps, None
     servers = [e.removeprefix("server:") for e in totals["entity"].to_list()]
-    return steps.filter(pl.col("server").is_in(servers)).height, round(sum(totals["total"].to_list()))
+    known = steps.filter(pl.col("server").is_in(servers)).select(pl.len()).collect(engine="streaming").item()
+    return int(known), round(sum(totals["total"].to_list()))
 
 
 def _least_fraction(trace: Trace) -> float | None:

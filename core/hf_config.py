@@ -25,7 +25,10 @@ _FILES = 1000
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What config.json says; null is not said. ``head_size`` is of one KV head (of the latent cache for MLA: ``kv_lora_rank`` +
-    ``qk_rope_head_dim``, with one KV head); ``window_tokens`` of sliding attention; ``quantisation`` names the method."""
+    ``qk_rope_head_dim``, with one KV head); ``window_tokens`` of sliding attention; ``quantisation`` names the method.
+
+    ``kv_layers``: layers that keep KV, where not all do (hybrids with Mamba or linear attention); ``window_layers``: those of
+    them whose attention slides."""
 
     architecture: str | None = None
     model_type: str | None = None
@@ -43,6 +46,8 @@ class ModelConfig:
     experts_per_token: int | None = None
     window_tokens: int | None = None
     mla: bool = False
+    kv_layers: int | None = None
+    window_layers: int | None = None
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -90,11 +95,13 @@ def _config(data: Mapping[str, Any]) -> ModelConfig:
     dtype = text.get("dtype") or text.get("torch_dtype") or data.get("dtype") or data.get("torch_dtype")
     names = data.get("architectures")
     type_ = data.get("model_type")
-    window = first("sliding_window") if text.get("use_sliding_window", True) is not False else None
+    window = first("sliding_window", "attention_chunk_size") if text.get("use_sliding_window", True) is not False else None
+    layers = first("num_hidden_layers", "n_layer", "num_layers")
+    kv_layers, window_layers = _layer_kinds(text, layers, window)
     return ModelConfig(
         architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None,
         model_type=type_ if isinstance(type_, str) else None,
-        layers=first("num_hidden_layers", "n_layer", "num_layers"),
+        layers=layers,
         heads=heads,
         # Without a number of its own every head has one.
         kv_heads=kv_heads or heads,
@@ -109,7 +116,47 @@ def _config(data: Mapping[str, Any]) -> ModelConfig:
         experts_per_token=first("num_experts_per_tok", "moe_top_k", "experts_per_token", "top_k_experts"),
         window_tokens=window,
         mla=mla,
+        kv_layers=kv_layers,
+        window_layers=window_layers,
     )
+
+
+# Kinds of `layer_types` (transformers, configuration_utils.ALLOWED_LAYER_TYPES) by what they keep of each position.
+_SLIDES = ("sliding_attention", "chunked_attention")
+_KEEPS_ALL = ("full_attention", "attention", "global_attention", "sparse", "hybrid")
+
+
+def _layer_kinds(text: Mapping[str, Any], layers: int | None, window: int | None) -> tuple[int | None, int | None]:
+    """(layers that keep KV, where not all do; those of them with a window): from the list of kinds, or from the rules by which
+    transformers makes it for configurations older than the list."""
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list) and kinds and all(isinstance(k, str) for k in kinds):
+        slides, full = sum(k in _SLIDES for k in kinds), sum(k in _KEEPS_ALL for k in kinds)
+        keeps = slides + full
+        return (keeps if keeps and keeps != len(kinds) else None), (slides or None) if window else None
+    pattern = text.get("hybrid_override_pattern")  # Nemotron-H: * attention, M Mamba, - feed-forward
+    if isinstance(pattern, str) and "*" in pattern:
+        return pattern.count("*"), None
+    if not layers:
+        return None, None
+    if (every := _positive(text, "full_attention_interval")) is not None:  # Qwen3-Next: every nth layer is attention
+        return layers // every or None, None
+    if (period := _positive(text, "attn_layer_period")) is not None:  # Jamba
+        offset = text.get("attn_layer_offset")
+        return len(range(offset if type(offset) is int and 0 <= offset < period else 0, layers, period)), None
+    if window is None:
+        return None, None
+    if (every := _positive(text, "sliding_window_pattern", "_sliding_window_pattern")) is not None:  # Gemma 3, Cohere 2
+        return None, layers - layers // every
+    if text.get("model_type") in ("gemma2", "gpt_oss"):  # every second layer, from the first
+        return None, (layers + 1) // 2
+    if (upto := _positive(text, "max_window_layers")) is not None and "use_sliding_window" in text:  # Qwen 2: from that layer on
+        return None, max(0, layers - upto) or None
+    return None, layers
+
+
+def _positive(text: Mapping[str, Any], *names: str) -> int | None:
+    return next((v for n in names if type(v := text.get(n)) is int and v > 0), None)
 
 
 def _quantisation(data: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import polars as pl
 
@@ -57,7 +58,9 @@ class KvGeometry:
     """How a model keeps its KV cache.
 
     ``tp`` ranks hold ``kv_heads`` between them; a rank holds at least one head, so with more ranks than heads they are copied.
-    ``latent_size`` is set for latent attention (MLA): one vector of that many elements a layer, whole on every rank.
+    ``latent_size`` is set for latent attention (MLA): one vector of that many elements a layer, whole on every rank. ``layers``
+    are those that keep KV (of hybrid models the attention layers only); ``window_layers`` of them keep at most the last
+    ``window_tokens`` positions (sliding window).
     """
 
     layers: int
@@ -66,22 +69,34 @@ class KvGeometry:
     dtype: str = "f16"
     tp: int = 1
     latent_size: int | None = None
+    window_layers: int = 0
+    window_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.layers, self.kv_heads, self.head_size, self.tp) < 1 or (self.latent_size or 1) < 1:
             raise InputError(f"A KV geometry needs positive sizes: {self}.")
+        if not 0 <= self.window_layers <= self.layers or (self.window_layers and (self.window_tokens or 0) < 1):
+            raise InputError(f"{self.window_layers} of {self.layers} layers can't have a window of {self.window_tokens} tokens.")
         dtype_bytes(self.dtype)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's KV over all layers and ranks: 2 × layers × heads held × head size × bytes per element."""
+        return _whole(self._bytes_per_position * self.layers)
+
+    @property
+    def _bytes_per_position(self) -> Fraction:
+        """Bytes of one position in one layer, over all ranks."""
         k, v = dtype_bytes(self.dtype)
         if self.latent_size is not None:
-            total = k * self.layers * self.latent_size * self.tp
-        else:
-            held = -(-self.kv_heads // self.tp) * self.tp
-            total = (k + v) * self.layers * held * self.head_size
-        return -(-total.numerator // total.denominator)
+            return k * self.latent_size * self.tp
+        return (k + v) * (-(-self.kv_heads // self.tp) * self.tp) * self.head_size
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes that a sequence of ``tokens`` positions keeps: layers with a window keep no more than it. An engine that does not
+        free what has left the window holds ``tokens`` × :attr:`bytes_per_token`."""
+        inside = min(tokens, self.window_tokens) if self.window_layers and self.window_tokens else tokens
+        return _whole(self._bytes_per_position * ((self.layers - self.window_layers) * tokens + self.window_layers * inside))
 
     @property
     def amplification(self) -> Fraction:
@@ -91,26 +106,45 @@ class KvGeometry:
         return Fraction(-(-self.kv_heads // self.tp) * self.tp, self.kv_heads)
 
 
+def _whole(x: Fraction) -> int:
+    return -(-x.numerator // x.denominator)
+
+
 def geometry(server: Server) -> KvGeometry | None:
-    """The geometry of a manifest's server, or None where the manifest does not tell it whole or its KV type is unknown."""
+    """The geometry of a manifest's server, or None where the manifest does not tell it whole or its KV type is unknown.
+
+    From its ``config``: ``tensor_parallel_size``; ``kv_lora_latent_size``, or ``mla`` (then ``head_size`` is the latent vector);
+    ``kv_layers`` (layers that keep KV, where they are not all), ``window_layers`` and ``window_tokens``.
+    """
     if not server.layers or not server.kv_heads or not server.head_size or not server.kv_dtype:
         return None
-    tp = server.config.get("tensor_parallel_size")
-    latent = server.config.get("kv_lora_latent_size")
+
+    def told(name: str) -> int | None:
+        value = server.config.get(name)
+        return value if type(value) is int and value > 0 else None
+
+    window = told("window_tokens")
+    layers = min(told("kv_layers") or server.layers, server.layers)
+    latent = told("kv_lora_latent_size") or (server.head_size if server.config.get("mla") is True else None)
     try:
         return KvGeometry(
-            layers=server.layers,
+            layers=layers,
             kv_heads=server.kv_heads,
             head_size=server.head_size,
             dtype=server.kv_dtype,
-            tp=tp if isinstance(tp, int) and tp > 0 else 1,
-            latent_size=latent if isinstance(latent, int) and latent > 0 else None,
+            tp=told("tensor_parallel_size") or 1,
+            latent_size=latent,
+            window_layers=min(told("window_layers") or 0, layers) if window else 0,
+            window_tokens=window,
         )
     except InputError:
         return None
 
 
-def step_bytes(steps: pl.DataFrame, server: Server) -> pl.DataFrame:
+_Frame = TypeVar("_Frame", pl.DataFrame, pl.LazyFrame)
+
+
+def step_bytes(steps: _Frame, server: Server) -> _Frame:
     """``steps`` with weight_bytes, kv_read_bytes and kv_write_bytes filled from the server's geometry; what a row has is kept.
 
     *Weights* are read once per pass over the model; a step of more tokens than the physical batch (llama.cpp's ``n_ubatch``,
@@ -128,7 +162,7 @@ def step_bytes(steps: pl.DataFrame, server: Server) -> pl.DataFrame:
     passes = (tokens > 0).cast(pl.Int64)
     if isinstance(ubatch, int) and ubatch > 0:
         passes = (tokens + ubatch - 1) // ubatch
-        if "prefill_requests" in steps.columns:
+        if "prefill_requests" in steps.collect_schema():
             one = (pl.col("prefill_requests") == 1).fill_null(False)
             positions = positions + pl.when(one).then(_read_again(ubatch)).otherwise(0)
     per_token = None if g is None else g.bytes_per_token

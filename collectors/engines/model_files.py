@@ -75,7 +75,10 @@ def _fill(server: Server, folder: Path) -> list[str]:
     for name, value in _geometry(config).items():
         if value is not None and getattr(server, name) is None:
             setattr(server, name, value)
-    for name in ("architecture", "quantisation", "experts", "experts_per_token", "window_tokens", "vocabulary", "mla"):
+    for name in (
+        "architecture", "quantisation", "experts", "experts_per_token", "window_tokens", "window_layers", "kv_layers",
+        "vocabulary", "mla",
+    ):  # fmt: skip
         if (value := getattr(config, name)) and name not in server.config:
             server.config[name] = value
     notes = []
