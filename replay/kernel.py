@@ -315,7 +315,8 @@ def simulate(
         row = steps[n_steps]
         row[0], row[1], row[2], row[3], row[4] = now, end, prefill_n, prefill_tokens, prefill_context
         row[5], row[6], row[7], row[8] = decode_n, decode_context, n_running, n_preempted + seen - head
-        row[9], row[10] = capacity - pool[FREE], step_preempted
+        # In use is what requests hold, as vLLM counts it: a cached block that no request holds gives way to whoever wants it.
+        row[9], row[10] = capacity - pool[FREE] - pool[EVICTABLE], step_preempted
         row[11], row[12], row[13], row[14], row[15] = seen - head, queued_tokens, n_preempted, queued_context, blocked
 
         kept = 0
