@@ -146,7 +146,8 @@ def _against_steps(trace: Trace, blocks: list[Resident]) -> list[Check]:
         says += (
             f"the rest, {rest:,}, fits in the {counted(n, 'unfinished block')} of {size} tokens that the stays left."
             if not out_by
-            else f"{counted(n, 'stay')} can leave up to {most:,} outside whole blocks: {out_by:,} do not add up."
+            else f"{counted(n, 'stay')} can leave up to {most:,} outside whole blocks: {out_by:,} do not add up ("
+            + ("steps are missing)." if rest < 0 else "steps stand there twice, or events of stored blocks were lost).")
         )
         out.append(Check("computed_equals_stored", server, rank, n, int(out_by > 0), out_by, "tokens", says))
     return out

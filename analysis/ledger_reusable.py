@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hoptrace.analysis.ledger_lru import Batch, lru_hits
 from hoptrace.analysis.query import query
@@ -65,6 +67,13 @@ class Reusable:
     mean_ratio: float | None
     block_sizes: list[str]
 
+    def points(self) -> pl.DataFrame:
+        """capacity_blocks, block_share, token_share, ascending; last the cache without a limit, as large as all blocks."""
+        rows = [(p.capacity_blocks, p.block_share, p.token_share) for p in self.curve]
+        rows.append((self.distinct_blocks, self.unlimited.block_share, self.unlimited.token_share))
+        schema = {"capacity_blocks": pl.Int64, "block_share": pl.Float64, "token_share": pl.Float64}
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "requests": self.requests,
@@ -114,7 +123,7 @@ def _batches(trace: Trace) -> Iterator[Batch]:
 
 def _batch(batch: pa.RecordBatch) -> Batch:
     lists = batch.column("prefix_blocks")
-    keys = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    keys = pc.fill_null(lists.flatten(), 0).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     counts = np.diff(lists.offsets.to_numpy(zero_copy_only=False)).astype(np.int64)
     kin = np.repeat(batch.column("kin").to_numpy(zero_copy_only=False).astype(np.uint64), counts)
     # Blocks of other kin are other blocks: an odd multiple per kin keeps equal keys of one kin equal, and others apart.
