@@ -246,11 +246,18 @@ def _pass(
 
 
 def _complete(requests: pl.DataFrame, runs: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Whether the runs account for all output tokens (one may come with the last chunk): else time after them is unexplained."""
-    decoded = runs.group_by("request").agg(pl.col("tokens").filter(pl.col("phase") == "decode").sum().alias("_decoded"))
-    frame = requests.select("request", "output_tokens").join(decoded, on="request", how="left", maintain_order="left")
+    """Whether the runs account for all output tokens (the last chunk of a prompt, and of what is computed again after a
+    preemption, gives one too): else time after them is unexplained."""
+    more = (pl.col("phase") == "chunk").shift(-1).over("request", "sequence").fill_null(False)
+    made = runs.sort("request", "sequence", "start_ns").select(
+        "request",
+        pl.when(pl.col("phase") == "decode").then("tokens").otherwise(0).alias("_made")
+        + ((pl.col("phase") == "chunk") & ~more).cast(pl.Int64),
+    )
+    made = made.group_by("request").agg(pl.col("_made").sum())
+    frame = requests.select("request", "output_tokens").join(made, on="request", how="left", maintain_order="left")
     return (
-        frame.select(pl.col("output_tokens").is_null() | (pl.col("_decoded").fill_null(0) + 1 >= pl.col("output_tokens")))
+        frame.select(pl.col("output_tokens").is_null() | (pl.col("_made").fill_null(0) >= pl.col("output_tokens")))
         .to_series()
         .to_numpy()
     )

@@ -120,9 +120,12 @@ def outline(
     at_stay = axis.find(stays["request"].to_numpy())
     order = stays["order"].to_numpy() * 3 + 10
     main = stays["sequence"].to_numpy() == 0
-    several = np.bincount(at_stay[main], minlength=n) > 1 if n else np.zeros(0, dtype=bool)
+    # A router's stay lasts as long as those that it hands the request on to: of it only the beginning is a mark.
+    routes = (stays["role"] == "route").fill_null(False).to_numpy()
+    works = main & ~routes
+    several = np.bincount(at_stay[works], minlength=n) > 1 if n else np.zeros(0, dtype=bool)
     last_order = np.zeros(n, dtype=np.int64)
-    np.maximum.at(last_order, at_stay, order)
+    np.maximum.at(last_order, at_stay[works], order[works])
 
     position: list[Ints] = []
     rank: list[Ints] = []
@@ -147,8 +150,8 @@ def outline(
     add(_SENT, every, 1, requests["sent_ns"])
     add(_RECEIVED, every, 2, requests["received_ns"])
     add(_ENQUEUED, at_stay, order, stays["enqueued_ns"], main, rows)
-    add(_SCHEDULED, at_stay, order + 1, stays["scheduled_ns"], main, rows)
-    add(_STAY_END, at_stay, order + 2, stays["end_ns"], main & (order < last_order[at_stay]), rows)
+    add(_SCHEDULED, at_stay, order + 1, stays["scheduled_ns"], works, rows)
+    add(_STAY_END, at_stay, order + 2, stays["end_ns"], works & (order < last_order[at_stay]), rows)
     add(_RUN_END, every, _LATE, pl.Series(run_end, dtype=pl.Int64), has_runs)
     add(_FIRST, every, _LATE + 1, requests["first_token_ns"], ~has_runs & ~several)
     add(_LAST, every, _LATE + 2, requests["last_token_ns"])
@@ -187,9 +190,10 @@ def _last_end(pos: Ints, kinds: Ints, stay_row: Ints) -> Ints:
 
 
 def _handed_over(stays: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Whether each stay ended with a hand-over: it says so, or it only computed the prompt and says nothing else."""
+    """Whether each stay ended with a hand-over: it says so, or it only computed the prompt (or the encoder's part of it) and says
+    nothing else. What failed or was refused is tried again: that is the router's time."""
     reason = pl.col("end_reason")
-    over = (reason == "handed over") | ((pl.col("role") == "prefill") & (reason.is_null() | (reason == "done")))
+    over = (reason == "handed over") | (pl.col("role").is_in(["encode", "prefill"]) & (reason.is_null() | (reason == "done")))
     found: npt.NDArray[np.bool_] = stays.select(over.fill_null(False)).to_series().to_numpy()
     return found
 
@@ -212,7 +216,7 @@ def _label(
     label[(right == _ENQUEUED) & after_handover] = L["handover"]
     label[(right == _SCHEDULED) & after_handover] = L["arranging"]
     running = left == _SCHEDULED
-    label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "prefill")] = L["prefill"]
+    label[running & ((right == _STAY_END) | (right == _LAST)) & np.isin(role, ("encode", "prefill"))] = L["prefill"]
     label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "decode")] = L["decode"]
     label[running & steps & ((right == _STAY_END) | (right == _RUN_END))] = L["between"]
     label[running & (right == _FIRST)] = L["prefill"]

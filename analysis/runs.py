@@ -61,15 +61,17 @@ def read_runs(residency: pl.DataFrame, lines: dict[tuple[str, int], StepLine]) -
 def read_waits(trace: Trace) -> pl.DataFrame:
     """Recorded waits of requests: request, kind, on, start_ns, end_ns, rank (its place in the design's order, for ties).
 
-    Where no wait says that a transfer was waited for, the request's moves of KV stand in.
+    Where no wait of a request says that it waited for a transfer, its moves of KV stand in.
     """
     columns = ["request", "kind", "on", "start_ns", "end_ns"]
     waits = trace.table("waits").filter(pl.col("request").is_not_null() & (pl.col("end_ns") > pl.col("start_ns"))).select(columns)
     frame = waits.collect()
-    if not (frame["kind"] == "transfer").any():
+    told = frame.filter(pl.col("kind") == "transfer").select("request").unique()
+    if trace.has("moves"):
         moves = (
             trace.table("moves")
             .filter(pl.col("request").is_not_null() & (pl.col("object") == "kv") & (pl.col("end_ns") > pl.col("start_ns")))
+            .join(told.lazy(), on="request", how="anti")
             .select("request", pl.lit("transfer").alias("kind"), pl.lit(None, dtype=pl.String).alias("on"), "start_ns", "end_ns")
             .collect()
         )

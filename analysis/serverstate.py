@@ -23,10 +23,12 @@ _PROCESSING = (
     "slots_processing", "llamacpp:requests_processing", "vllm:num_requests_running", "sglang:num_running_reqs",
     "sglang_num_running_reqs", "tgi_batch_current_size",
 )  # fmt: skip
-# vLLM's reason "deferred" is a wait for KV from elsewhere: no want of room.
-_DEFERRED = (
-    "llamacpp:requests_deferred", "requests_deferred", "vllm:num_requests_waiting_by_reason/capacity",
-    "vllm:num_requests_waiting", "sglang:num_queue_reqs", "sglang_num_queue_reqs", "tgi_queue_size",
+_DEFERRED = ("llamacpp:requests_deferred", "requests_deferred")
+# All who wait, those too who came after the last step began: no want of room is behind that. vLLM's reason "deferred" is a wait
+# for KV from elsewhere.
+_QUEUED = (
+    "vllm:num_requests_waiting_by_reason/capacity", "vllm:num_requests_waiting", "sglang:num_queue_reqs", "sglang_num_queue_reqs",
+    "tgi_queue_size",
 )  # fmt: skip
 _NAME = pl.concat_str(
     pl.col("name").str.extract(r"^([^{]+)", 1),
@@ -76,7 +78,7 @@ class Samples:
 class ServerState:
     """``away_start``/``away_end``: the server was not there. ``slots_from``/``slots``: slots from then on (−1: unknown).
 
-    ``processing``: requests that hold a slot. ``deferred``: requests that found none.
+    ``processing``: requests that hold a slot. ``deferred``: requests that found none; ``queued``: whether it counts all who wait.
     """
 
     away_start: Ints
@@ -85,6 +87,7 @@ class ServerState:
     slots: Ints
     processing: Samples
     deferred: Samples
+    queued: bool = False
 
     @classmethod
     def constant(cls, slots: int | None) -> ServerState:
@@ -103,13 +106,13 @@ def server_state(trace: Trace, server: str, *, alone: bool = True) -> ServerStat
     described = trace.manifest.server(server)
     state = ServerState.constant(described.max_sequences if described is not None else None)
     away, slots_from, slots = _history(_events(trace, server), int(state.slots[0]))
-    processing, deferred = state.processing, state.deferred
+    processing, deferred, queued = state.processing, state.deferred, False
     if alone:
         read = (
             trace.table("counters")
             .filter(pl.col("entity") == f"server:{server}")
             .with_columns(_NAME.alias("name"))
-            .filter(pl.col("name").is_in([*_PROCESSING, *_DEFERRED]))
+            .filter(pl.col("name").is_in([*_PROCESSING, *_DEFERRED, *_QUEUED]))
             .filter(pl.col("status").fill_null("ok") == "ok")
             .select("name", "time_ns", pl.col("uncertainty_ns").fill_null(0),
                     pl.coalesce("value_int", pl.col("value_float").cast(pl.Int64, strict=False)).alias("value"))
@@ -118,8 +121,10 @@ def server_state(trace: Trace, server: str, *, alone: bool = True) -> ServerStat
             .collect()
         )  # fmt: skip
         processing, deferred = _named(read, _PROCESSING), _named(read, _DEFERRED)
+        if queued := not len(deferred.time):
+            deferred = _named(read, _QUEUED)
     starts, ends = (np.array([a[i] for a in away], dtype=np.int64) for i in (0, 1))
-    return ServerState(starts, ends, np.array(slots_from), np.array(slots), processing, deferred)
+    return ServerState(starts, ends, np.array(slots_from), np.array(slots), processing, deferred, queued)
 
 
 def changes(trace: Trace) -> list[str]:

@@ -11,6 +11,10 @@ from hoptrace.reconstruct import Steps
 
 __all__ = ["seen_parts", "unseen_too"]
 
+_CAUSES = {"kv": "KV use", "budget": "token budget"}
+_CLIENT = (pl.col("src") == "client") | (pl.col("dst") == "client")
+_CARRIED = ~_CLIENT.fill_null(False) & (pl.col("object") == "kv")
+
 
 def seen_parts(
     parts: pl.DataFrame,
@@ -31,20 +35,19 @@ def seen_parts(
     ``parts`` with null where a part is 0 only since nothing could show it, and the sentences that say so."""
     if not parts.height:
         return parts, ["No finished request was recorded: there is no latency to account for."]
-    known = {k: pl.lit(f.certain) for k, f in full.items()}
-    certain = pl.lit(False)
-    for (server, rank), value in known.items():
-        certain = pl.when((pl.col("server") == server) & (pl.col("dp_rank") == rank)).then(value).otherwise(certain)
-    if len(keys) == 1:
-        certain = pl.when(pl.col("server").is_null()).then(known[keys[0]]).otherwise(certain)
+    certain = _of_server({k: f.certain for k, f in full.items()}, keys)
+    told = {cause: _of_server({k: cause in f.told for k, f in full.items()}, keys) for cause in FULL}
     first = (
-        stays.sort("request", "order")
+        # A router's stay is no queue.
+        stays.filter((pl.col("role") != "route").fill_null(True))
+        .sort("request", "order")
         .group_by("request", maintain_order=True)
         .agg(
             pl.col("enqueued_ns").first().is_not_null().alias("enqueued"),
             pl.col("scheduled_ns").is_not_null().all().alias("scheduled"),
             (pl.len() > 1).alias("several"),
             certain.all().alias("certain"),
+            *(told[cause].all().alias(f"told_{cause}") for cause in FULL),
         )
     )
     in_steps = runs.select("request").unique().with_columns(pl.lit(True).alias("steps"))
@@ -59,7 +62,9 @@ def seen_parts(
         )
         .join(first, on="request", how="left", maintain_order="left")
         .join(in_steps, on="request", how="left", maintain_order="left")
-        .with_columns(pl.col("enqueued", "scheduled", "several", "certain", "steps").fill_null(False))
+        .with_columns(
+            pl.col("enqueued", "scheduled", "several", "certain", "steps", *(f"told_{x}" for x in FULL)).fill_null(False)
+        )
     )
     # Queueing that is not told apart may be of either kind: no 0 beside it.
     facts = facts.with_columns((parts["queue_unknown_ns"].fill_null(0) == 0).alias("split"))
@@ -71,7 +76,7 @@ def seen_parts(
         "network_in": c("received") & (c("sent") | c("intended")),
         "proxy": c("received") & c("enqueued"),
         "queue_room": queue & c("certain") & c("split"),
-        **{f"queue_{cause}": queue & c("certain") & c("split") for cause in FULL},
+        **{f"queue_{cause}": queue & c("certain") & c("split") & c(f"told_{cause}") for cause in FULL},
         "handover": c("several") | c("scheduled"),
         "queue_unknown": queue,
         "host_gap": c("steps") & gaps,
@@ -93,6 +98,9 @@ def seen_parts(
     # A handed-over request has its prefill and decode from the roles of its stays.
     facts = facts.with_columns((out["prefill_ns"].fill_null(0) + out["decode_ns"].fill_null(0) > 0).alias("worked"))
     said = _sentences(facts, bool(modelled), why_no_cost, gaps)
+    waited = (out["queue_room_ns"].fill_null(0) + out["handover_ns"].fill_null(0) > 0) & facts["certain"]
+    if blind := [what for cause, what in _CAUSES.items() if (waited & ~facts[f"told_{cause}"]).any()]:
+        said.append(f"Queueing: their server's {' and '.join(blind)} unknown, so waiting for it counts as queueing with room.")
     if not has_transfer:
         said.append(
             "Transfers: no wait for one and no move between servers or memories was recorded, so time spent carrying data, if "
@@ -101,7 +109,22 @@ def seen_parts(
     lost = [name for name, seen in (("preemption", preempts), ("repeated work", repeats)) if not seen]
     if lost and facts["steps"].any():
         said.append(f"{' and '.join(lost).capitalize()}: these steps do not tell, so such time, if any, is in other parts.")
+    if nameless := _nameless(trace) if facts["several"].any() else 0:
+        said.append(
+            f"Transfers: {nameless:,} moves of KV do not say whose they are (several ended in one step), so time that was spent "
+            "waiting for them is in the hand-over."
+        )
     return out, said
+
+
+def _of_server(values: dict[tuple[str, int], bool], keys: list[tuple[str, int]]) -> pl.Expr:
+    """The value of a stay's server; false where it is not known which, unless there is only one."""
+    out = pl.lit(False)
+    for (server, rank), value in values.items():
+        out = pl.when((pl.col("server") == server) & (pl.col("dp_rank") == rank)).then(pl.lit(value)).otherwise(out)
+    if len(keys) == 1:
+        out = pl.when(pl.col("server").is_null()).then(pl.lit(values[keys[0]])).otherwise(out)
+    return out
 
 
 def unseen_too(ttft: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
@@ -114,11 +137,16 @@ def unseen_too(ttft: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _transfers(trace: Trace) -> bool:
-    """Whether something recorded shows transfers: a wait for one, or a move that is not just a client's message."""
-    if not trace.table("waits").filter(pl.col("kind") == "transfer").head(1).collect().is_empty():
+    """Whether something recorded shows transfers of requests: a wait for one, or a move that is not just a client's message."""
+    own = pl.col("request").is_not_null()
+    if not trace.table("waits").filter((pl.col("kind") == "transfer") & own).head(1).collect().is_empty():
         return True
-    client = (pl.col("src") == "client") | (pl.col("dst") == "client")
-    return not trace.table("moves").filter(~client & (pl.col("object") == "kv")).head(1).collect().is_empty()
+    return not trace.table("moves").filter(_CARRIED & own).head(1).collect().is_empty()
+
+
+def _nameless(trace: Trace) -> int:
+    """Moves of KV that no request is known of."""
+    return int(trace.table("moves").filter(_CARRIED & pl.col("request").is_null()).select(pl.len()).collect().item())
 
 
 def _preempts(found: Steps, gaps: bool) -> bool:

@@ -322,12 +322,18 @@ def test_capacity_and_room() -> None:
 def test_budget_and_kv_fill_a_server() -> None:
     kv = [s | {"kv_used_tokens": 95, "kv_capacity_tokens": 100} for s in STEPS]
     rows = {
-        "requests": [request(1) | STAMPS | {"scheduled_ns": 320}],
-        "stages": [STAY | {"scheduled_ns": 320}],
+        "requests": [request(1) | STAMPS | {"scheduled_ns": 320}, request(2, arrival_ns=0)],
+        "stages": [
+            STAY | {"scheduled_ns": 320},
+            {"request": 2, "stage": 0, "server": "s", "role": "both", "scheduled_ns": 20, "end_ns": 330},
+        ],
         "steps": kv,
     }
     # From the first step on 5 places are free, and the head of the queue needs 10: full from 110 to 320.
     assert one(rows)["queue_kv"] == 210
+    # Who leaves frees his KV: between two steps with nobody on the server it is not full.
+    rows["stages"][1]["end_ns"] = STEPS[1]["end_ns"] + 5
+    assert one(rows)["queue_kv"] == STEPS[1]["end_ns"] + 5 - 110 + (320 - STEPS[2]["start_ns"])
     rows["steps"] = STEPS
     budget = Manifest(origin="recorded", servers=[Server(name="s", max_sequences=2, max_batched_tokens=6)])
     # Steps 0 (10 tokens) and 1 (5 + 1) use the budget of 6 up, step 2 does not.
@@ -532,7 +538,7 @@ def test_what_nobody_could_have_seen_is_null() -> None:
     assert any(s.startswith("Preemption and repeated work:") for s in a.unseen)
     # An engine that counts preemptions, tells contexts, and a move of KV: now 0 is 0.
     rows["steps"] = [s | {"origin": "observed", "preempted": 0} for s in STEPS]
-    rows["moves"] = [message | {"object": "kv", "src": "memory:s", "dst": "memory:t", "request": None}]
+    rows["moves"] = [message | {"object": "kv", "src": "memory:s", "dst": "memory:t"}]
     a = account(MemoryTrace(rows))
     assert all(a.parts[h + "_ns"].to_list() == [0] for h in hidden)
     assert a.shares["all"]["carrying"] == 0

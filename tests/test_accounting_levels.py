@@ -49,10 +49,12 @@ WHOLE = less()
 
 def test_all_is_recorded() -> None:
     assert WHOLE.steps_origin == "observed"
-    # It has no transfers to show, and two steps with prompts alone tell no prefill interference.
-    assert [p.name for p in PARTS if unseen(WHOLE, p.name)] == ["prefill_interference", "transfer"]
+    # No KV use, token budget or counter says what else a server may be full of; it has no transfers to show, and two steps with
+    # prompts alone tell no prefill interference.
+    none = ["queue_kv", "queue_budget", "queue_full", "prefill_interference", "transfer"]
+    assert [p.name for p in PARTS if unseen(WHOLE, p.name)] == none
     assert mean(WHOLE, "unexplained", "queue_unknown") == 0
-    assert [s.split(":")[0] for s in WHOLE.unseen] == ["Transfers", "Interference on prefill"]
+    assert [s.split(":")[0] for s in WHOLE.unseen] == ["Queueing", "Transfers", "Interference on prefill"]
 
 
 def test_without_the_load_generator_the_clock_starts_at_the_proxy() -> None:
