@@ -275,7 +275,8 @@ def test_host_time_of_the_decode_steps_is_taken_from_them() -> None:
         took = (3 + (50 if prompt else 9)) * MS  # 3 of it the host's, in every step
         rows.append({"step": i, "start_ns": at, "end_ns": at + took, "schedule_ns": 3 * MS, "launch_ns": None,
                      "update_ns": None, "device_ns": None, "prefill_requests": int(prompt > 0),
-                     "prefill_tokens": prompt, "prefill_context_tokens": 0, "decode_requests": 0 if prompt else 4, "decode_context_tokens": 0 if prompt else 400})  # fmt: skip
+                     "prefill_tokens": prompt, "prefill_context_tokens": 0, "decode_requests": 0 if prompt else 4,
+                     "decode_context_tokens": 0 if prompt else 400})  # fmt: skip
         at += took
     frame = pl.DataFrame(rows, schema_overrides=dict.fromkeys(("launch_ns", "update_ns", "device_ns"), pl.Int64))
     found = host_free(fit(frame), frame, asynchronous=False).cost
