@@ -12,16 +12,17 @@ from numba import njit
 __all__ = ["cached_njit"]
 
 
-def cached_njit(function: Callable[..., Any]) -> Any:
-    """``njit(cache=True)``; where neither the package's folder nor the user's can be written, compiled anew in each run."""
+def cached_njit(function: Callable[..., Any], *, nogil: bool = False) -> Any:
+    """``njit(cache=True)``; where neither the package's folder nor the user's can be written, compiled anew in each
+    run."""
     try:
-        return njit(cache=True)(function)
+        return njit(cache=True, nogil=nogil)(function)
     except RuntimeError as e:
         # numba has no class of its own for this, and looks for a place when it decorates, not when it compiles.
         if "no locator available" not in str(e):
             raise
         _say_once()
-        return njit(function)
+        return njit(nogil=nogil)(function)
 
 
 @cache

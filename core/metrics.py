@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from hoptrace import vantage
+from hoptrace.itl import itl
 from hoptrace.metrics_sql import METRICS, Metric
 from hoptrace.reader import Trace
 
@@ -224,19 +225,20 @@ def stat(values: pl.Series) -> Stat:
     n = x.len()
     if n == 0:
         return Stat(0, None, None, None, None)
-    mean = x.mean()
-    return Stat(n, _ns(mean), *(_ns(x.quantile(q, interpolation="linear")) for q in (0.5, 0.95, 0.99)))
+    total = int(x.cast(pl.Int128).sum())  # a mean in floating point would lose nanoseconds of large sums
+    x = x.sort()
+    return Stat(n, (2 * total + n) // (2 * n), *(_ns(x.quantile(q, interpolation="linear")) for q in (0.5, 0.95, 0.99)))
 
 
 def summary(trace: Trace) -> Summary:
-    """The trace's latency distributions, counts and rates; see :class:`Summary`."""
+    """The trace's latency distributions, counts and rates; see :class:`Summary`. Of the tokens only batches are in memory."""
     per_request = request_metrics(trace)
     result = Summary()
     result["ttft"] = stat(per_request["ttft_ns"])
     result["visible_ttft"] = stat(per_request["visible_ttft_ns"])
-    seen = emissions(trace)
-    result["itl"] = stat(_itl(seen)["itl_ns"])
-    result.itl_left_out = seen.filter(pl.col("doubted") & pl.col("gap_ns").is_not_null())["request"].n_unique()
+    between = itl(trace)
+    result["itl"] = Stat(between.n, between.mean_ns, between.p50_ns, between.p95_ns, between.p99_ns)
+    result.itl_left_out = between.left_out
     result["tpot"] = stat(per_request["tpot_ns"])
     result["e2e"] = stat(per_request["e2e_ns"])
     result["queue"] = stat(per_request["queue_ns"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pyarrow as pa
 
 from hoptrace.errors import InputError
 from hoptrace.journal import read_journal
@@ -55,19 +56,17 @@ class Trace:
             InputError: a file that the manifest names is missing or damaged; names it. Damage inside a Parquet part's pages shows
                 only when the frame is collected, as Polars' own error.
         """
-        spec = table(name)
-        parts = self.manifest.tables.get(name, [])
-        # The newest first: a live writer that goes on to the next journal meanwhile would leave a gap between what was read of
-        # the one before and what stands in the next.
-        pieces = [piece for part in reversed(parts) if (piece := self._piece(part, spec)) is not None][::-1]
-        if not pieces:
-            return pl.LazyFrame(schema=_dtypes(name))
-        frame = pl.concat([f for f, _ in pieces], how="diagonal") if len(pieces) > 1 else pieces[0][0]
-        if spec.merge and not _merged(parts):
-            frame = merge_rows(frame, spec)
-        if name == "tokens":
-            frame = one_vantage(frame, [seen for _, seen in pieces])
-        return frame
+        return self._rows(name, None)
+
+    def of_requests(self, name: str, low: int, high: int) -> pl.LazyFrame:
+        """Like :meth:`table`, of the requests ``low ≤ request < high``; filtered first, merged then, so that a long trace can be
+        read range by range. KeyError if the table has no column `request`."""
+        if "request" not in table(name).names:
+            raise KeyError(f"table {name!r} has no column request")
+        mine = pl.col("request").is_between(low, high, closed="left")
+        if type(self).table is not Trace.table:  # a trace in memory
+            return self.table(name).filter(mine)
+        return self._rows(name, mine)
 
     def rows(self, name: str) -> int:
         """Rows of a table, as :meth:`table` gives them."""
@@ -107,12 +106,32 @@ class Trace:
             return None
         paths = [self._path(p) for p in parts]
         if name == "tokens":
-            seen = [vantages_of_part(p) for p in paths]
+            try:
+                seen = [vantages_of_part(p) for p in paths]
+            except (pa.ArrowException, OSError):
+                return None  # missing or damaged: whoever reads it is told so
             if None in seen or len(set().union(*(s for s in seen if s is not None))) > 1:
                 return None
         return paths
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _rows(self, name: str, mine: pl.Expr | None) -> pl.LazyFrame:
+        """All rows, or those for which ``mine`` holds, which may ask for the key's own columns only."""
+        spec = table(name)
+        parts = self.manifest.tables.get(name, [])
+        # The newest first: a live writer that goes on to the next journal meanwhile would leave a gap between what was read of
+        # the one before and what stands in the next.
+        pieces = [piece for part in reversed(parts) if (piece := self._piece(part, spec)) is not None][::-1]
+        if not pieces:
+            return pl.LazyFrame(schema=_dtypes(name))
+        frames = [f if mine is None else f.filter(mine) for f, _ in pieces]
+        frame = pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
+        if spec.merge and not _merged(parts):
+            frame = merge_rows(frame, spec)
+        if name == "tokens":
+            frame = one_vantage(frame, [seen for _, seen in pieces])
+        return frame
 
     def _piece(self, part: Part, spec: Table) -> tuple[pl.LazyFrame, set[str | None] | None] | None:
         """The rows of one file and, of tokens, the vantages in it; null if there are none."""
