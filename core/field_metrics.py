@@ -1,5 +1,5 @@
-"""The field's metrics beside latency and output throughput: who saw the first token when, total throughput, goodput, prefix hits
-apart from resumption, preemption, acceptance of drafts, and whether the load was an open or a closed loop.
+"""The field's metrics beside latency and output throughput: who saw the first token when, total throughput, goodput,
+preemption, acceptance of drafts, and whether the load was an open or a closed loop.
 
 Definitions and queries: :mod:`hoptrace.field_metrics_sql`. The rules of :mod:`hoptrace.metrics` hold here too.
 """
@@ -14,56 +14,15 @@ import numpy as np
 import polars as pl
 
 from hoptrace.chunk_gaps import chunk_gaps, request_itl
-from hoptrace.field_metrics_sql import DRAFTS, FIELD_METRICS, PREEMPTED, REUSE
+from hoptrace.field_metrics_sql import DRAFTS, FIELD_METRICS, PREEMPTED
 from hoptrace.load_loop import LoadLoop, load_loop
 from hoptrace.metrics import Stat, arrivals_known, request_metrics, stat
 from hoptrace.reader import Trace
 from hoptrace.slo import ITL_LIMITS, Goodput, goodput
 
-__all__ = ["FIELD_METRICS", "Drafts", "FieldMetrics", "Preemption", "Prefix", "field_metrics"]
+__all__ = ["FIELD_METRICS", "Drafts", "FieldMetrics", "Preemption", "field_metrics"]
 
-TIERS = ("device", "host", "peer", "pool", "disk")
 TIMES = ("client_ttft", "server_ttft", "engine_ttft", "client_lateness", "way_in", "first_token_way_out")
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """Prompt tokens by where they came from, over stays that know; null is unknown. ``cached`` counts every tier and no
-    resumption. ``resumed_tokens``, ``recomputed_tokens``: of preempted requests, 0 where none was preempted for certain."""
-
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    by_tier: dict[str, int | None]
-    resumed_tokens: int | None
-    recomputed_tokens: int | None
-    impossible_stays: int
-
-    @property
-    def rate(self) -> float | None:
-        if self.cached_tokens is None or not self.prompt_tokens:
-            return None
-        return self.cached_tokens / self.prompt_tokens
-
-    @property
-    def rate_with_resumption(self) -> float | None:
-        """What a counter shows that does not tell reuse from resumption."""
-        known = (self.cached_tokens, self.prompt_tokens, self.resumed_tokens, self.recomputed_tokens)
-        if any(x is None for x in known) or not self.prompt_tokens:
-            return None
-        cached, prompt, resumed, again = (x or 0 for x in known)
-        return (cached + resumed) / (prompt + resumed + again)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "cached_token_rate": _rounded(self.rate),
-            "by_tier": dict(self.by_tier),
-            "resumed_tokens": self.resumed_tokens,
-            "recomputed_tokens": self.recomputed_tokens,
-            "hit_rate_with_resumption": _rounded(self.rate_with_resumption),
-            "impossible_stays": self.impossible_stays,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +79,7 @@ class FieldMetrics:
             client_lateness, way_in, first_token_way_out (what lies between their clocks).
         seen_from: requests by the vantage at which their first token was seen; null for an unnamed one.
         prompt_tokens: Σ over finished requests; total_tokens_per_s: prompt and output tokens a second; null if unknown.
-        prefix, preemption, drafts, loop: see there. goodput: null without limits.
+        preemption, drafts, loop: see there. goodput: null without limits.
         unseen: what this trace cannot show. notes: what to know of the figures.
     """
 
@@ -129,7 +88,6 @@ class FieldMetrics:
     seen_from: dict[str | None, int]
     prompt_tokens: int | None
     total_tokens_per_s: float | None
-    prefix: Prefix
     preemption: Preemption
     drafts: Drafts
     loop: LoadLoop
@@ -144,7 +102,6 @@ class FieldMetrics:
             "first_tokens_seen_from": {k or "unknown": n for k, n in self.seen_from.items()},
             "prompt_tokens": self.prompt_tokens,
             "total_tokens_per_s": self.total_tokens_per_s,
-            "prefix": self.prefix.as_dict(),
             "preemption": self.preemption.as_dict(),
             "drafts": self.drafts.as_dict(),
             "load": self.loop.as_dict(),
@@ -178,11 +135,6 @@ def field_metrics(trace: Trace, *, slo: Mapping[str, int] | None = None) -> Fiel
             unseen.append(f"First tokens as seen by {_joined([who[n] for n in missing])}: not recorded.")
     if known and (late := _hidden(done)):
         notes.append(late)
-    prefix = _prefix(trace)
-    if prefix.cached_tokens is None:
-        unseen.append("No stay says how many prompt tokens came from a cache: prefix hits are unknown.")
-    elif prefix.cached_tokens and all(v is None for v in prefix.by_tier.values()):
-        unseen.append("Which memory cached tokens came from is not told.")
     if preemption.preemptions is None:
         unseen.append("No step says whether it preempted anyone: preemption is unknown.")
     drafts = _drafts(trace)
@@ -205,7 +157,6 @@ def field_metrics(trace: Trace, *, slo: Mapping[str, int] | None = None) -> Fiel
         seen_from=_seen_from(trace),
         prompt_tokens=prompt,
         total_tokens_per_s=total * 1e9 / duration if total is not None and duration else None,
-        prefix=prefix,
         preemption=preemption,
         drafts=drafts,
         loop=_loop(trace, seen, known),
@@ -267,18 +218,6 @@ def _hidden(done: pl.DataFrame) -> str | None:
     return (
         f"The load generator was late by {late.p50_ns / 1e6:,.1f} ms at the median and {late.p99_ns / 1e6:,.1f} ms at p99: timed "  # type: ignore[operator]
         f"from sending, p99 of TTFT would be {hidden / 1e6:,.1f} ms less (coordinated omission); TTFT here counts from arrival."
-    )
-
-
-def _prefix(trace: Trace) -> Prefix:
-    row = trace.sql(REUSE).row(0, named=True)
-    return Prefix(
-        prompt_tokens=row["prompt_tokens"],
-        cached_tokens=row["cached_tokens"],
-        by_tier={t: row[t] for t in TIERS},
-        resumed_tokens=row["resumed_tokens"],
-        recomputed_tokens=row["recomputed_tokens"],
-        impossible_stays=row["impossible"],
     )
 
 

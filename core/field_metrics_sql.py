@@ -52,18 +52,6 @@ FROM (
 )"""
 
 
-_STAYS = """\
-WITH stays AS (
-  SELECT s.*, coalesce(s.prompt_tokens, r.prompt_tokens) AS prompt
-  FROM stages s LEFT JOIN requests r USING (request)
-), known AS (
-  SELECT * FROM stays WHERE NOT coalesce(cached_tokens > prompt, false)
-)"""
-
-_TIERS = ",\n         ".join(
-    f"try_cast(sum(cached_{t}_tokens) AS BIGINT) AS {t}" for t in ("device", "host", "peer", "pool", "disk")
-)
-
 # Only where steps say that nobody lost a place, or somebody is seen to have lost one, is the number of requests known.
 PREEMPTED = """\
 SELECT told.*,
@@ -89,29 +77,6 @@ SELECT try_cast(sum(draft_accepted) AS BIGINT) AS accepted, try_cast(sum(draft_p
        sum(draft_accepted) / nullif(sum(draft_proposed), 0) AS value
 FROM steps
 WHERE coalesce(pp_rank, 0) = 0 AND draft_accepted IS NOT NULL AND draft_proposed IS NOT NULL"""
-
-# Engines write of resumption only where it happened: without any preemption it is 0, with fewer stays than preempted requests
-# it is unknown.
-_RESUMED = (
-    "CASE WHEN p.preemptions = 0 AND NOT p.partly THEN coalesce({0}, 0) WHEN k.resumed_stays >= p.requests THEN {0} END AS {0}"
-)
-REUSE = f"""{_STAYS}, told AS (
-  SELECT (SELECT count(*) FROM stays) - count(*) AS impossible,
-         CASE WHEN count(*) FILTER (cached_tokens IS NOT NULL AND prompt IS NULL) = 0
-              THEN try_cast(sum(prompt) FILTER (cached_tokens IS NOT NULL) AS BIGINT) END AS prompt_tokens,
-         try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
-         {_TIERS},
-         count(resumed_tokens) AS resumed_stays,
-         try_cast(sum(resumed_tokens) AS BIGINT) AS resumed_tokens,
-         try_cast(sum(recomputed_tokens) AS BIGINT) AS recomputed_tokens
-  FROM known
-)
-SELECT k.impossible, k.prompt_tokens, k.cached_tokens, k.device, k.host, k.peer, k.pool, k.disk,
-       {_RESUMED.format("resumed_tokens")},
-       {_RESUMED.format("recomputed_tokens")}
-FROM told k, (
-{PREEMPTED}
-) p"""
 
 FIELD_METRICS: dict[str, Metric] = {
     m.name: m
@@ -198,42 +163,6 @@ FIELD_METRICS: dict[str, Metric] = {
             "on TPOT and ITL. A limit on ITL is one on a statistic of the request's own ITLs (itl_p99). Share: of all requests "
             "that arrived. Where a figure of some request is unknown, only lower bounds are given.",
             goodput_sql(),
-        ),
-        Metric(
-            "cached_token_rate",
-            "Cached-token rate",
-            "share of prompt tokens",
-            "Σ cached_tokens ÷ Σ prompt_tokens, over stays that know both",
-            "Prompt tokens that a cache gave, of all that were looked up. Own tokens that a preempted request finds again are no "
-            "reuse: see resumed_tokens.",
-            f"SELECT cached_tokens / nullif(prompt_tokens, 0) AS value\nFROM ({REUSE})",
-        ),
-        Metric(
-            "prefix_hit_by_tier",
-            "Prefix hits by tier",
-            "tokens",
-            "Σ cached_device_tokens, cached_host_tokens, cached_peer_tokens, cached_pool_tokens, cached_disk_tokens",
-            "Which memory the cached tokens came from, where the engine tells. What it does not tell is in cached_tokens alone.",
-            f"SELECT prompt_tokens, cached_tokens, device, host, peer, pool, disk\nFROM ({REUSE})",
-        ),
-        Metric(
-            "resumed_tokens",
-            "Tokens found again after a preemption",
-            "tokens",
-            "Σ resumed_tokens",
-            "A request that lost its place looks up its own tokens when it gets one again. Engines count that as prefix hits; "
-            "here it is apart, since no other request's work is saved.",
-            f"SELECT resumed_tokens AS value\nFROM ({REUSE})",
-        ),
-        Metric(
-            "hit_rate_with_resumption",
-            "Hit rate as engines count it",
-            "share of tokens looked up",
-            "Σ (cached_tokens + resumed_tokens) ÷ Σ (prompt_tokens + resumed_tokens + recomputed_tokens)",
-            "What a counter shows that does not tell reuse from resumption. If it is far above the cached-token rate, the cache "
-            "serves preempted requests, not shared prefixes.",
-            "SELECT (cached_tokens + resumed_tokens) / nullif(prompt_tokens + resumed_tokens + recomputed_tokens, 0) AS value\n"
-            f"FROM ({REUSE})",
         ),
         Metric(
             "preemptions",

@@ -26,10 +26,10 @@ class Metric:
 FINISHED = "finish_ns IS NOT NULL AND error IS NULL"
 STAT = """\
 SELECT count(v) AS n,
-       floor(avg(v) + 0.5)::BIGINT AS mean_ns,
-       floor(quantile_cont(v, 0.50) + 0.5)::BIGINT AS p50_ns,
-       floor(quantile_cont(v, 0.95) + 0.5)::BIGINT AS p95_ns,
-       floor(quantile_cont(v, 0.99) + 0.5)::BIGINT AS p99_ns
+       try_cast(floor(avg(v) + 0.5) AS BIGINT) AS mean_ns,
+       try_cast(floor(quantile_cont(v, 0.50) + 0.5) AS BIGINT) AS p50_ns,
+       try_cast(floor(quantile_cont(v, 0.95) + 0.5) AS BIGINT) AS p95_ns,
+       try_cast(floor(quantile_cont(v, 0.99) + 0.5) AS BIGINT) AS p99_ns
 FROM """
 
 
