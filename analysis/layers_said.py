@@ -34,10 +34,10 @@ def bound_of(ns: Mapping[str, float | None], e2e_ns: float) -> tuple[str | None,
     leader = max(told, key=lambda k: told[k])
     dark = share.get("unexplained", 0.0) + share.get("undivided", 0.0)
     named = {"compute": "arithmetic", "state": "state", "scheduling": "scheduling"}
-    rest = ", ".join(f"{named[k]} {percent(told[k])}" for k in told if k != leader)
-    rest += f", not told {percent(dark)}" if dark > 0 else ""
-    if share.get("outside", 0.0) > 0:
-        rest += f", client and network {percent(share['outside'])}"
+    others = [f"{named[k]} {percent(told[k])}" for k in told if k != leader]
+    others += [f"not told {percent(dark)}"] if dark > 0 else []
+    others += [f"client and network {percent(share['outside'])}"] if share.get("outside", 0.0) > 0 else []
+    rest = ", ".join(others) or "nothing else"
     if told[leader] > dark and told[leader] >= share.get("outside", 0.0):
         return leader, f"{_WORDS[leader]} takes most of the latency: {percent(told[leader])} ({rest})."
     if share.get("outside", 0.0) > max(told[leader], dark):
@@ -83,7 +83,9 @@ def said(
                 "told apart."
             )
     for server, why in why_not.items():
-        out.unseen.append(f"Compute and state in {server}'s steps: {why}. What lies outside steps is given; state is only that.")
+        out.unseen.append(
+            f"Compute and state in {server}'s steps: {why.rstrip('.')}. What lies outside steps is given; state is only that."
+        )
     for r in rooflines:
         out.notes.append(
             f"Roofline of {r.server} on {r.platform}: {r.flops_per_s / 1e12:,.4g} TFLOP/s and "

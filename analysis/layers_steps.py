@@ -121,7 +121,7 @@ def server_steps(
         least = (faster["took_ns"] / faster["roofline_ns"]).min()
         withheld = faster_ns > _MOST_FASTER * int(frame["took_ns"].sum())
         if withheld:
-            frame = _divide(mine, None, asynchronous)
+            frame = _undivided(frame)
         recorded = frozenset(c for c in HOST_COLUMNS if key[c])
         hidden = asynchronous and bool(recorded & {"schedule_ns", "launch_ns", "update_ns"}) and "device_ns" not in recorded
         found.append(
@@ -231,6 +231,20 @@ def _divide(steps: pl.LazyFrame, roofline: Roofline | None, asynchronous: bool) 
         .then(pl.col("start_ns") - before)
         .otherwise(0)
         .alias("between_ns"),
+    )
+
+
+def _undivided(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same steps as if their roofline were not known."""
+    host = pl.min_horizontal(pl.col("host_ns").fill_null(0.0).cast(pl.Int64), "took_ns")
+    none = pl.lit(0, dtype=pl.Int64)
+    return frame.with_columns(
+        pl.lit(False).alias("told"),
+        none.alias("compute_ns"),
+        none.alias("state_ns"),
+        host.alias("scheduling_ns"),
+        none.alias("unexplained_ns"),
+        (pl.col("took_ns") - host).alias("undivided_ns"),
     )
 
 
