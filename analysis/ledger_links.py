@@ -200,19 +200,33 @@ def _way(
     counter, row = _counter([r for r in told if len(ways) > 1 or _WAY.get(r["direction"], "") in ways])
     explained = protocol = unexplained = None
     if counter is not None and counter.bytes is not None and row is not None:
-        explained = round(sum(row[f"moved_{w or 'either'}"] or 0.0 for w in ways))
-        whole = sum(by_basis.values())
-        share = min(1.0, explained / whole) if whole else 0.0
-        if (overhead := OVERHEAD.get(kind or "")) is not None:
-            back = crossed.filter(~pl.col("way").is_in(ways)) if len(ways) == 1 else moved
-            acks = overhead.acks(int(back["bytes"].sum()), int(back["transfers"].sum()))
-            protocol = overhead.of(explained, round(transfers * share)) + round(acks * share)
+        explained = _inside(row, ways)
+        back = ways if len(ways) > 1 else tuple(w for w in ("ab", "ba") if w not in ways)
+        protocol = _protocol(kind, moved, explained, crossed.filter(pl.col("way").is_in(back)), _inside(row, back))
         unexplained = counter.bytes - explained - (protocol or 0)
     mean, peak, busy_ns, busy, width, told_by = _utilisation(link, ways, bins, counter)
     return LinkWay(
         name, by_basis, int(moved["bytes_unknown"].sum()), transfers, counter, explained, protocol, unexplained, mean, peak,
         busy_ns, busy, width, told_by, _says(link, kind, counter, explained, protocol, unexplained, by_basis),
     )  # fmt: skip
+
+
+def _inside(row: Mapping[str, Any], ways: tuple[str, ...]) -> int:
+    """Bytes that moves carried that way within the counter's spans."""
+    return round(sum(row[f"moved_{w or 'either'}"] or 0.0 for w in ways))
+
+
+def _protocol(kind: str | None, moved: pl.DataFrame, inside: int, back: pl.DataFrame, back_inside: int) -> int | None:
+    """What packets add to ``inside`` bytes of ``moved``, and acknowledgements of ``back_inside`` bytes that go the other way."""
+    overhead = OVERHEAD.get(kind or "")
+    if overhead is None:
+        return None
+
+    def transfers(frame: pl.DataFrame, n: int) -> int:
+        whole = int(frame["bytes"].sum())
+        return round(int(frame["transfers"].sum()) * min(1.0, n / whole)) if whole else 0
+
+    return overhead.of(inside, transfers(moved, inside)) + overhead.acks(back_inside, transfers(back, back_inside))
 
 
 def _counter(rows: list[dict[str, Any]]) -> tuple[Counter | None, dict[str, Any] | None]:
