@@ -150,7 +150,7 @@ def _play(base: _Base, *, policy: Resolved | None = None, cost: StepCost | None 
 def _figures(frame: pl.DataFrame) -> dict[str, float | None]:
     """Means in ns, and output tokens per second from the first arrival to the last finish."""
     means = {f"{m}_mean_ns": frame[f"{m}_ns"].cast(pl.Float64).mean() for m in _METRICS}
-    span = int(frame["finish_ns"].max() - frame["arrival_ns"].min()) if frame.height else 0  # type: ignore[operator]
+    span = int(frame.select(pl.col("finish_ns").max() - pl.col("arrival_ns").min()).item() or 0)
     tokens = int(frame["output_tokens"].sum())
     found = {k: float(v) if isinstance(v, int | float) else None for k, v in means.items()}
     return {**found, "output_tokens_per_s": tokens / span * 1e9 if span > 0 else None}
@@ -258,7 +258,9 @@ def _front(base: _Base, own: _Run, error: Mapping[str, float] | None) -> dict[st
     told = [n for n in _FRONT if oh.n[names.index(n)]]
     if not told:
         return _left_out("front", "The trace tells no time outside the engine.")
-    other = _play(base, oh=replace(oh, **dict.fromkeys(_FRONT, 0)))
+    nothing = replace(oh, arrival_to_sent_ns=0, sent_to_received_ns=0, received_to_enqueued_ns=0, step_to_token_ns=0,
+                      last_token_to_finish_ns=0)  # fmt: skip
+    other = _play(base, oh=nothing)
     taken = ", ".join(f"{getattr(oh, n):,} ns {n.removesuffix('_ns').replace('_', ' ')}" for n in told)
     return _answer("front", base, own, other, error, taken, [])
 

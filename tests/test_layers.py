@@ -385,6 +385,50 @@ def test_real_captures(name: str, platform: dict[str, Any] | None) -> None:
         assert waited > 0
 
 
+@pytest.mark.parametrize("name", ["steady", "preempted"])
+def test_real_captures_by_plain_loops(name: str) -> None:
+    """Each request's own steps one by one, in plain Python from the stored rows: what `layers` takes from running sums."""
+    t = hoptrace.open(DATA / f"{name}.trace")
+    server = t.manifest.servers[0]
+    acc = account(t)
+    x = layers(t, accounting=acc, platform=CPU)
+    looked_up = server.config["vocabulary"] * (server.hidden_size or 0)
+    flop = 2 * ((server.parameters or 0) - looked_up)
+    pair = 4 * (server.layers or 0) * (server.heads or 0) * (server.head_size or 0)
+    kv = 2 * (server.layers or 0) * (server.kv_heads or 0) * (server.head_size or 0) * 4  # float32
+    split: dict[int, tuple[int, int, int, int]] = {}
+    for r in t.table("steps").collect().to_dicts():
+        p, n, d, m = r["prefill_tokens"], max(r["prefill_requests"], 1), r["decode_tokens"], max(r["decode_requests"], 1)
+        pairs = p * (r["prefill_context_tokens"] / n + p / n / 2) + d * r["decode_context_tokens"] / m
+        arithmetic = ((p + d) * flop + pairs * pair) / 200
+        memory = ((server.weight_bytes or 0) + kv * (r["prefill_context_tokens"] + r["decode_context_tokens"] + p + d)) / 40
+        took = r["end_ns"] - r["start_ns"]
+        assert max(arithmetic, memory) < took  # no step of these captures beats this platform
+        least = int(max(arithmetic, memory))
+        host = min(r["schedule_ns"] + r["update_ns"], took - least)
+        compute, state = (least, 0) if arithmetic >= memory else (0, least)
+        split[r["step"]] = (compute, state, host, took - least - host)
+    mine: dict[int, list[int]] = {}
+    for run in t.table("residency").collect().to_dicts():
+        if run["phase"] in ("chunk", "decode"):
+            sums = mine.setdefault(run["request"], [0, 0, 0, 0])
+            for s in range(run["first_step"], run["last_step"] + 1):
+                sums[:] = [a + b for a, b in zip(sums, split[s], strict=True)]
+    in_steps = ("prefill_ns", "prefill_interference_ns", "decode_ns", "decode_interference_ns")
+    checked = 0
+    parts = {r["request"]: r for r in acc.parts.fill_null(0).to_dicts()}
+    for r in x.per_request.to_dicts():
+        part, sums = parts[r["request"]], mine[r["request"]]
+        # Where the accounting found all of these steps' time, and nothing was computed twice, the figures are the same.
+        if sum(part[c] for c in in_steps) != sum(sums) or part["recompute_ns"]:
+            continue
+        checked += 1
+        assert abs(r["compute_ns"] - sums[0]) <= 2
+        assert abs(r["state_ns"] - sums[1] - part["queue_kv_ns"] - part["preempted_ns"]) <= 2
+        assert abs(r["unexplained_ns"] - sums[3] - part["unexplained_ns"] - part["queue_full_ns"] - part["queue_unknown_ns"]) <= 2
+    assert checked >= 10
+
+
 def test_a_request_log_has_no_layers() -> None:
     t = MemoryTrace({"requests": [{"request": 0, "arrival_ns": 5, "prompt_tokens": 3, "output_tokens": 2}]})
     x = layers(t)
