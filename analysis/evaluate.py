@@ -18,6 +18,7 @@ from hoptrace.analysis.stepline import StepLine
 __all__ = ["Evaluation", "evaluate"]
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 _COLUMN = {p.name: i for i, p in enumerate(PARTS)}
 _FULL = [L[f"queue_{c}"] for c in FULL]
 _OVER = [L["handover"], L["arranging"]]
@@ -131,7 +132,7 @@ def evaluate(
         (between, ("skipped", "host_gap", "unexplained")),
     ):
         label = np.where(what, _most(out, choices), label)
-    computed = _last_chunks(axis, at[phase == "chunk"], run_start[phase == "chunk"], run_stop[phase == "chunk"], first)
+    computed = _computed(axis, at, runs["sequence"].to_numpy(), phase == "chunk", run_start, run_stop, first)
     ttft = _until_first(axis, owner, out, a, b, first, computed)
     return _gather(axis, owner, out, ttft, error, model, _spans(axis, owner, t0, t1, label, line, keys))
 
@@ -231,12 +232,18 @@ def _first_tokens(axis: Axis, first_token: pl.Series) -> Ints:
     return np.where(known, axis.place(every, time), -1).astype(np.int64)
 
 
-def _last_chunks(axis: Axis, at: Ints, start: Ints, stop: Ints, first: Ints) -> Ints:
-    """End of each request's last chunk that began before its first token; beyond all where it has none."""
-    found = np.full(len(axis.request), -1, dtype=np.int64)
-    before = start < first[at]
-    np.maximum.at(found, at[before], stop[before])
-    return np.where(found >= 0, found, np.iinfo(np.int64).max)
+def _computed(axis: Axis, at: Ints, sequence: Ints, chunk: Bools, start: Ints, stop: Ints, first: Ints) -> Ints:
+    """When each request's prompt was computed: the end of the last chunk that began before its first token, of several sequences
+    of the one that was ready first; beyond all where it has none."""
+    before = chunk & (start < first[at])
+    found = np.full(len(axis.request), np.iinfo(np.int64).max)
+    if before.any():
+        at, sequence, stop = at[before], sequence[before], stop[before]
+        order = np.lexsort((stop, sequence, at))
+        at, sequence, stop = at[order], sequence[order], stop[order]
+        last = np.append((at[1:] != at[:-1]) | (sequence[1:] != sequence[:-1]), True)
+        np.minimum.at(found, at[last], stop[last])
+    return found
 
 
 def _until_first(axis: Axis, owner: Ints, out: Ints, a: Ints, b: Ints, first: Ints, computed: Ints) -> pl.DataFrame:

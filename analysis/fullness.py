@@ -44,33 +44,42 @@ def fullness(stays: pl.DataFrame, steps: pl.DataFrame, server: Server | None, st
     ``--parallel``; per rank) holds always.
     """
     state = state if state is not None else ServerState.constant(server.max_sequences if server is not None else None)
+    kv = _kv(steps, stays, server) if steps.height else None
+    budget = _budget(steps, server.max_batched_tokens if server is not None else None) if steps.height else None
     if state.queued and steps.height:
-        state = replace(state, deferred=_passed_over(state.deferred, stays, steps["start_ns"].to_numpy()))
+        seen = kv is not None and budget is not None
+        state = replace(state, deferred=_unexplained(state.deferred, stays, steps["start_ns"].to_numpy(), seen=seen))
     sure, maybe = _holders(stays, state)
     taken, deferred, known = _slots(sure, maybe, state)
     found = {"slots": taken, "kv": _NEVER, "budget": _NEVER, "full": deferred}
     told = {name for name, there in (("slots", (state.slots > 0).any()), ("full", len(state.deferred.time))) if there}
-    if steps.height:
-        if (kv := _kv(steps, stays, _merged(sure, maybe), server)) is not None:
-            found["kv"] = kv
-            told.add("kv")
-        if (budget := _budget(steps, server.max_batched_tokens if server is not None else None)) is not None:
-            found["budget"] = budget
-            told.add("budget")
+    until = _until(steps, _merged(sure, maybe)) if kv is not None or budget is not None else None
+    for name, full in (("kv", kv), ("budget", budget)):
+        if full is not None and until is not None:
+            found[name] = steps["start_ns"].to_numpy()[full], until[full]
+            told.add(name)
     union = _union([known, *found.values()])
     return Fullness(_first(found), union, bool((state.slots > 0).any()), frozenset(told))
 
 
-def _passed_over(waiting: Samples, stays: pl.DataFrame, starts: Ints) -> Samples:
-    """Less those who came after the last step began: they wait for the next one, whatever room there is."""
+def _unexplained(waiting: Samples, stays: pl.DataFrame, starts: Ints, *, seen: bool) -> Samples:
+    """Samples of all who wait, less those that the stamps explain.
+
+    Who came after the last step began waits for the next one, whatever room there is. Where the steps tell KV and budget
+    (``seen``), they say what the others wait for. What is left over is load that no stamp shows. An engine writes its figures
+    once a step, so a sample may speak of the step before the last.
+    """
     came = stays.filter(pl.col("enqueued_ns").is_not_null())
     begin = came["enqueued_ns"].to_numpy()
-    looked_at = np.append(starts, FAR)[np.searchsorted(starts, begin, side="left")]
-    until = np.minimum(looked_at, came.select(pl.coalesce("scheduled_ns", "end_ns", pl.lit(FAR))).to_series().to_numpy())
+    until = came.select(pl.coalesce("scheduled_ns", "end_ns", pl.lit(FAR))).to_series().to_numpy()
+    if not seen:
+        until = np.minimum(until, np.append(starts, FAR)[np.searchsorted(starts, begin, side="left")])
     until = np.maximum(until, begin)
     low, high = waiting.time - waiting.uncertainty, waiting.time + waiting.uncertainty
-    fresh = np.searchsorted(np.sort(begin), high, side="right") - np.searchsorted(np.sort(until), low, side="right")
-    return replace(waiting, value=np.maximum(waiting.value - fresh, 0))
+    last = np.searchsorted(starts, low, side="right") - 2
+    low = np.where(last >= 0, starts[np.maximum(last, 0)], low)
+    own = np.searchsorted(np.sort(begin), high, side="right") - np.searchsorted(np.sort(until), low, side="left")
+    return replace(waiting, value=np.maximum(waiting.value - own, 0))
 
 
 def _union(found: list[Spans]) -> Busy:
@@ -182,29 +191,39 @@ def _merged(sure: Spans, maybe: Spans) -> Spans:
     return start[new], end[np.append(new[1:], True)] if len(start) else end
 
 
-def _budget(steps: pl.DataFrame, tokens: int | None) -> Spans | None:
-    """Steps that took all tokens that a step may; null where nobody tells."""
+def _until(steps: pl.DataFrame, held: Spans) -> Ints:
+    """How long what each step says holds: until the next one begins, since only then the queue is looked at again; but no longer
+    than anyone is on the server (``held``): who leaves frees his KV, and an idle server takes who comes."""
+    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    following = np.append(start[1:], FAR)
+    if not len(held[0]):
+        return np.asarray(np.maximum(np.minimum(following, end), start), dtype=np.int64)
+    i = np.searchsorted(held[0], end, side="right") - 1
+    leaves = held[1][np.maximum(i, 0)]
+    there = (i >= 0) & (end < leaves)
+    return np.asarray(np.maximum(np.minimum(following, np.where(there, leaves, end)), start), dtype=np.int64)
+
+
+def _budget(steps: pl.DataFrame, tokens: int | None) -> Bools | None:
+    """Which steps took all tokens that a step may; null where nobody tells."""
     if not tokens or steps["prefill_tokens"].null_count() == steps.height:
         return None
-    spent = steps.filter(pl.col("prefill_tokens") + pl.coalesce("decode_tokens", "decode_requests", pl.lit(0)) >= tokens)
-    return spent["start_ns"].to_numpy(), spent["end_ns"].to_numpy()
+    spent = pl.col("prefill_tokens") + pl.coalesce("decode_tokens", "decode_requests", pl.lit(0)) >= tokens
+    found: Bools = steps.select(spent.fill_null(False)).to_series().to_numpy()
+    return found
 
 
-def _kv(steps: pl.DataFrame, stays: pl.DataFrame, held: Spans, server: Server | None) -> Spans | None:
-    """Where the free KV is less than the first in the queue needs; null where nobody tells. What a step says holds until the
-    next one begins, but no longer than anyone is on the server (``held``): who leaves frees it."""
+def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> Bools | None:
+    """In which steps the free KV is less than the first in the queue needs; null where nobody tells."""
     capacity = pl.coalesce(
         "kv_capacity_tokens", pl.lit(server.kv_capacity_tokens if server is not None else None, dtype=pl.Int64)
     )
-    frame = steps.select("start_ns", "end_ns", "kv_used_tokens", capacity.alias("capacity")).with_columns(
-        pl.col("start_ns").shift(-1, fill_value=FAR).alias("until_ns")
-    )
-    frame = frame.drop_nulls(["kv_used_tokens", "capacity"])
-    if not frame.height:
+    free = steps.select(capacity - pl.col("kv_used_tokens")).to_series()
+    if free.null_count() == len(free):
         return None
     block = (server.block_size_tokens if server is not None else None) or 1
     queue = stays.filter(pl.col("enqueued_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort("enqueued_ns")
-    start = frame["start_ns"].to_numpy()
+    start = steps["start_ns"].to_numpy()
     need = np.full(len(start), block, dtype=np.int64)
     if queue.height:
         # First come, first served: the head at a moment is the first by enqueuing that is scheduled after it.
@@ -213,10 +232,4 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, held: Spans, server: Server | 
         head = np.minimum(np.searchsorted(reach, start, side="right"), len(reach) - 1)
         waits = (reach[head] > start) & (enqueued[head] <= start)
         need = np.where(waits, np.maximum(prompt[head], block), block)
-    full = (frame["capacity"] - frame["kv_used_tokens"]).to_numpy() < need
-    end, until = frame["end_ns"].to_numpy(), frame["until_ns"].to_numpy()
-    i = np.searchsorted(held[0], end, side="right") - 1
-    there = (i >= 0) & (end < held[1][np.maximum(i, 0)]) if len(held[0]) else np.zeros(len(end), dtype=bool)
-    leaves = held[1][np.maximum(i, 0)] if len(held[0]) else end
-    until = np.minimum(until, np.where(there, leaves, end))
-    return start[full], np.maximum(until, start)[full]
+    return free.is_not_null().to_numpy() & (free.fill_null(0).to_numpy() < need)

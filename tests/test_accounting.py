@@ -336,8 +336,9 @@ def test_budget_and_kv_fill_a_server() -> None:
     assert one(rows)["queue_kv"] == STEPS[1]["end_ns"] + 5 - 110 + (320 - STEPS[2]["start_ns"])
     rows["steps"] = STEPS
     budget = Manifest(origin="recorded", servers=[Server(name="s", max_sequences=2, max_batched_tokens=6)])
-    # Steps 0 (10 tokens) and 1 (5 + 1) use the budget of 6 up, step 2 does not.
-    assert one(rows, budget)["queue_budget"] == 90 + 95
+    # Steps 0 (10 tokens) and 1 (5 + 1) use the budget of 6 up, step 2 does not; the queue is looked at when the next one begins.
+    rows["stages"][1]["end_ns"] = 330
+    assert one(rows, budget)["queue_budget"] == STEPS[2]["start_ns"] - STEPS[0]["start_ns"]
 
 
 def test_waits_that_end_later_win() -> None:
