@@ -150,7 +150,7 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     whole = done.filter(possible)
 
     keys = _server_keys(trace, stays, by_server)
-    full = {k: _fullness(trace, k, stays, steps_frame, sum(s == k[0] for s, _ in keys) == 1) for k in keys}
+    full = {k: _fullness(trace, k, stays, runs, steps_frame, sum(s == k[0] for s, _ in keys) == 1) for k in keys}
     waits = read_waits(trace)
     passes = [_pass(part, stays, runs, waits, keys, by_server, full, model) for part in _batches(whole)]
     parts = pl.concat([p.parts for p in passes])
@@ -275,12 +275,15 @@ def _line_of(frame: pl.DataFrame, index: dict[tuple[str, int], int]) -> Ints:
     return np.array([only if s is None else index.get((s, r or 0), -1) for s, r in pairs], dtype=np.int64)
 
 
-def _fullness(trace: Trace, key: tuple[str, int], stays: pl.DataFrame, steps: pl.DataFrame, one_rank: bool) -> Fullness:
+def _fullness(
+    trace: Trace, key: tuple[str, int], stays: pl.DataFrame, runs: pl.DataFrame, steps: pl.DataFrame, one_rank: bool
+) -> Fullness:
     alone = len(trace.manifest.servers) <= 1
     here = ((pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1])) | (pl.col("server").is_null() & alone)
     of_steps = steps.filter((pl.col("server") == key[0]) & (pl.col("dp_rank").fill_null(0) == key[1])).sort("start_ns", "step")
     state = server_state(trace, key[0], alone=one_rank)
-    return fullness(stays.filter(here), of_steps, trace.manifest.server(key[0]), state)
+    lost = runs.filter((pl.col("phase") == "preempted") & (pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1]))
+    return fullness(stays.filter(here), of_steps, trace.manifest.server(key[0]), state, lost)
 
 
 def _batches(requests: pl.DataFrame) -> list[pl.DataFrame]:

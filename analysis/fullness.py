@@ -34,14 +34,20 @@ class Fullness:
     told: frozenset[str]
 
 
-def fullness(stays: pl.DataFrame, steps: pl.DataFrame, server: Server | None, state: ServerState | None = None) -> Fullness:
+def fullness(
+    stays: pl.DataFrame,
+    steps: pl.DataFrame,
+    server: Server | None,
+    state: ServerState | None = None,
+    lost: pl.DataFrame | None = None,
+) -> Fullness:
     """For one (server, rank).
 
     ``stays``: enqueued_ns, scheduled_ns, end_ns, end_reason, finish_ns, failed, prompt_tokens (less what was cached), of all
     requests, finished or not. ``steps``: start_ns, end_ns, prefill_tokens, decode_tokens, kv_used_tokens, kv_capacity_tokens,
     ascending.
     ``state``: slots over time, absences and counters; without it the manifest's number of slots (``max-num-seqs``,
-    ``--parallel``; per rank) holds always.
+    ``--parallel``; per rank) holds always. ``lost``: start_ns, end_ns of the times in which a stay had lost its slot (preempted).
     """
     state = state if state is not None else ServerState.constant(server.max_sequences if server is not None else None)
     kv = _kv(steps, stays, server) if steps.height else None
@@ -50,7 +56,8 @@ def fullness(stays: pl.DataFrame, steps: pl.DataFrame, server: Server | None, st
         seen = kv is not None and budget is not None
         state = replace(state, deferred=_unexplained(state.deferred, stays, steps["start_ns"].to_numpy(), seen=seen))
     sure, maybe = _holders(stays, state)
-    taken, deferred, known = _slots(sure, maybe, state)
+    gone = _NEVER if lost is None else (lost["start_ns"].to_numpy(), lost["end_ns"].to_numpy())
+    taken, deferred, known = _slots(sure, maybe, gone, state)
     found = {"slots": taken, "kv": _NEVER, "budget": _NEVER, "full": deferred}
     told = {name for name, there in (("slots", (state.slots > 0).any()), ("full", len(state.deferred.time))) if there}
     until = _until(steps, _merged(sure, maybe)) if kv is not None or budget is not None else None
@@ -102,7 +109,7 @@ def _first(found: dict[str, Spans]) -> dict[str, Busy]:
     return out
 
 
-def _slots(sure: Spans, maybe: Spans, state: ServerState) -> tuple[Spans, Spans, Spans]:
+def _slots(sure: Spans, maybe: Spans, lost: Spans, state: ServerState) -> tuple[Spans, Spans, Spans]:
     """Intervals (no slot free, full of what nobody says, known to be full or not).
 
     By the stamps where they decide, else by the counters, else unknown.
@@ -110,13 +117,13 @@ def _slots(sure: Spans, maybe: Spans, state: ServerState) -> tuple[Spans, Spans,
     Stamps decide where those that surely hold a slot fill all, or where all that may hold one do not. Requests that a sample
     saw deferred speak against room: the server did work that no stamp shows.
     """
-    edges = (*sure, *maybe, state.away_start, state.away_end, state.slots_from, np.array([-FAR, FAR]))
+    edges = (*sure, *maybe, *lost, state.away_start, state.away_end, state.slots_from, np.array([-FAR, FAR]))
     read = (state.processing, state.deferred)
     at = np.unique(np.concatenate([*edges, *(x for r in read for x in (r.start, r.end))]))
 
     def stamps(t: Ints) -> tuple[Bools, Bools]:
         slots = _slots_at(state, t)
-        taken = _count(sure, t)
+        taken = _count(sure, t) - _count(lost, t)
         return (slots > 0) & (taken >= slots), (slots > 0) & (taken + _count(maybe, t) < slots)
 
     full, room = stamps(at)
