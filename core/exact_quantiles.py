@@ -57,8 +57,8 @@ def order_statistics(
     """(n, the values at ``ranks(n)``) of all values, n being the sum of their weights.
 
     ``scan(work)`` calls ``work(values, weights)``, in any threads, for every batch of the data and gives its results; it is
-    called once for each pass. ``ranks(n)``: 0-based, each below n; none if n is 0. ``edges``: pairs around what is wanted, ascending,
-    from :func:`brackets`; null keeps all values.
+    called once for each pass. ``ranks(n)``: 0-based, each below n; none if n is 0. ``edges``: pairs around what is wanted,
+    ascending, from :func:`brackets`; null keeps all values.
     """
     plan = _first_plan(edges, cells)
     wanted: list[int] | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hoptrace.reader import Trace
     from hoptrace.writer import TraceWriter
 
-__all__ = ["Steps", "reconstruct", "steps_of", "store_steps"]
+__all__ = ["Steps", "noted", "reconstruct", "steps_of", "store_steps"]
 
 SOURCE = "reconstruct"
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -61,7 +61,7 @@ def steps_of(trace: Trace) -> Steps:
         return reconstruct(trace)
     steps = trace.table("steps").sort("server", "dp_rank", "step").collect()
     residency = trace.table("residency").sort("request", "first_step").collect()
-    notes = [n for n in trace.manifest.notes if n.startswith((_PREFIX, _WHO))]
+    notes = noted(trace.manifest.notes)
     told = trace.table("coverage").filter((pl.col("table") == "steps") & (pl.col("source") == SOURCE)).sort("server").collect()
     known = dict(zip(told["server"].to_list(), told["fraction"].to_list(), strict=True))
     origin = ", ".join(sorted(steps["origin"].drop_nulls().unique().to_list()))
@@ -102,6 +102,11 @@ def store_steps(writer: TraceWriter, steps: Steps) -> None:
 _NO_ARRIVALS = "When requests were sent is not known, so which of their tokens left together is not, and no steps can be told."
 _PREFIX = "Steps were reconstructed"
 _WHO = "Who was in the observed steps"
+
+
+def noted(notes: list[str]) -> list[str]:
+    """Those of a manifest's notes that say how its steps were made."""
+    return [n for n in notes if n.startswith((_PREFIX, _WHO))]
 
 
 def reconstruct(trace: Trace) -> Steps:
