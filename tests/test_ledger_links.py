@@ -227,7 +227,7 @@ def test_bases_stay_apart() -> None:
     st.lists(st.integers(1, 6), min_size=2, max_size=10),
     st.integers(0, 30),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_explained_is_the_overlap(drawn: list[tuple[int, int, int]], gaps: list[int], cut: int) -> None:
     """Held against the overlap of each move with each span, one by one."""
     times, t = [], 0
