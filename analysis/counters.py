@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import polars as pl
 
-from hoptrace.analysis.query import query
+from hoptrace.analysis.term import sql_of
 from hoptrace.reader import Trace
 
 __all__ = ["counter_totals"]
 
+_WHERE = "WHERE coalesce(status, 'ok') = 'ok'"
 
-def counter_totals(trace: Trace) -> pl.DataFrame:
+
+def counter_totals(trace: Trace, names: Collection[str] | None = None) -> pl.DataFrame:
     """One row per counter: host, entity, name, direction, unit, semantics, samples, from_ns, to_ns, total, counted_ns, breaks,
-    falls, mean, largest. The rules are written in ``analysis/sql/counter_totals.sql``."""
-    return query(trace, "counter_totals")
+    falls, mean, largest. The rules are written in ``analysis/sql/counter_totals.sql``.
+
+    ``names``: only counters of these names. A capture of hours holds hundreds of others, and sorting those takes memory.
+    """
+    text = sql_of("counter_totals")
+    if names is not None:
+        if not names:
+            raise ValueError("no names")
+        listed = ", ".join("'" + n.replace("'", "''") + "'" for n in sorted(names))
+        text = text.replace(_WHERE, f"{_WHERE} AND name IN ({listed})", 1)
+    return trace.sql(text)

@@ -11,6 +11,7 @@ from support.memory import MemoryTrace
 
 from hoptrace.analysis.coordination import coordination
 from hoptrace.analysis.counters import counter_totals
+from hoptrace.analysis.operations import KINDS
 
 REQUEST = {
     "request": 1, "arrival_ns": 0, "intended_ns": 0, "sent_ns": 10, "received_ns": 30, "first_token_ns": 60, "last_token_ns": 90,
@@ -40,7 +41,7 @@ def test_shares_and_operations() -> None:
     # client 10, network 20, proxy 10, delivery 10 of 100.
     assert c.share["all"] == 0.5 and c.share["p99"] == 0.5
     assert c.parts_ns["client"] == 10 and c.parts_ns["host_gap"] is None
-    rows = {r["kind"]: r for r in c.operations.to_dicts()}
+    rows = {r["kind"]: r for r in c.waits.to_dicts()}
     assert set(rows) == {"message", "host"}
     assert (rows["message"]["operations"], rows["message"]["wait_ns"], rows["message"]["per_output_token"]) == (2, 10, 0.4)
     assert (rows["host"]["waits"], rows["host"]["operations"], rows["host"]["basis"]) == (1, 1, "derived")
@@ -56,7 +57,17 @@ def test_semantic_density_by_basis() -> None:
         move(bytes=64, control_ops=4, basis="assumed"),
     ]
     c = coordination(MemoryTrace({"requests": [REQUEST], "moves": moves}))
+    # The move that does not say its operations has no mechanism either: it is left out, not taken for one without any.
     assert {d.basis: d.bytes_per_op for d in c.density} == {"counted": 100.0, "assumed": 16.0}
+    moves[1] |= {"mechanism": "rdma", "transfers": 4, "path": ["a", "b"]}
+    density = coordination(MemoryTrace({"requests": [REQUEST], "moves": moves})).density
+    found = {(d.object, d.mechanism, d.basis, d.ops_of): (d.payload_bytes, d.control_ops, d.bytes_per_op) for d in density}
+    # 4 writes, each with queue entry, doorbell, descriptor fetch, completion and poll.
+    assert found == {
+        ("kv", None, "counted", "moves.control_ops"): (1000, 10, 100.0),
+        ("kv", None, "assumed", "moves.control_ops"): (64, 4, 16.0),
+        ("kv", "rdma", "assumed", "access path of rdma"): (1000, 20, 50.0),
+    }
 
 
 def test_a_cumulative_counter() -> None:
@@ -169,3 +180,5 @@ def test_figures_of_the_operating_system() -> None:
 def test_what_is_not_recorded_is_said() -> None:
     c = coordination(MemoryTrace({}))
     assert c.share == {} and c.os is None and c.density == [] and len(c.unseen) == 3
+    assert set(c.unknown) == set(KINDS) and not c.operations.height
+    assert all(k["why_unknown"].startswith("nobody recorded it: would need") for k in c.as_dict()["operations"].values())

@@ -1,6 +1,9 @@
--- Payload bytes and control operations of the moves that know both, by basis.
-SELECT coalesce(basis, 'unstated') AS basis, sum(bytes)::BIGINT AS payload_bytes, sum(control_ops * coalesce(transfers, 1))::BIGINT AS control_ops
+-- Semantic density of the moves that say both their bytes and their control operations, by object, mechanism and basis.
+SELECT object, mechanism, coalesce(basis, 'unstated') AS basis,
+       try_cast(sum(bytes) AS BIGINT) AS payload_bytes,
+       try_cast(sum(control_ops::HUGEINT * greatest(coalesce(transfers, 1), 0)) AS BIGINT) AS control_ops,
+       sum(bytes)::DOUBLE / nullif(sum(control_ops::HUGEINT * greatest(coalesce(transfers, 1), 0))::DOUBLE, 0) AS bytes_per_op
 FROM moves
 WHERE bytes IS NOT NULL AND control_ops IS NOT NULL
 GROUP BY ALL
-ORDER BY basis
+ORDER BY object, mechanism NULLS FIRST, basis
