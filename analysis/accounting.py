@@ -137,7 +137,7 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
         notes += said
         cost = model.cost if model is not None else None
     by_server = lines(steps_frame, model, trace.table("coverage").collect())
-    runs = read_runs(residency, by_server)
+    runs = read_runs(residency, by_server, trace.table("stages"))
     requests = read_requests(trace)
     stays = read_stays(trace, requests, runs)
 
