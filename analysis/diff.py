@@ -1,121 +1,36 @@
-"""Two traces of the same work side by side: metrics and parts of latency, what changed, and whether it is more than chance."""
+"""Two traces of the same work side by side: what changed, whether it is more than chance, and what it comes to (the verdict)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import polars as pl
-
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.bootstrap import STATS, Sample, interval, mean_intervals
-from hoptrace.analysis.ledger import ledger
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.diff_change import Change
+from hoptrace.analysis.diff_compare import compare
+from hoptrace.analysis.diff_figures import figures
+from hoptrace.analysis.diff_noise import Noise
+from hoptrace.analysis.diff_pairs import Pairing, pair
+from hoptrace.analysis.diff_settings import Setting, settings
+from hoptrace.analysis.diff_side import Side
+from hoptrace.analysis.diff_work import Reason, Work, notes_on, reasons_text, unequal
 from hoptrace.analysis.report import origin_note
-from hoptrace.analysis.text import counted
+from hoptrace.analysis.verdict import Verdict, judge
 from hoptrace.errors import InputError
-from hoptrace.metrics import itl_ns, request_metrics, stat, summary
 from hoptrace.reader import Trace
-from hoptrace.reconstruct import steps_of
 
-__all__ = ["SCHEMA", "Change", "Diff", "Work", "diff", "work_of"]
+__all__ = ["SCHEMA", "Change", "Diff", "Work", "diff", "verdict"]
 
-SCHEMA = "hoptrace.diff/1"
-_LATENCIES = ("ttft", "tpot", "e2e", "queue")
-_RATES = {"output_tokens_per_s": "tokens/s", "requests_per_s": "requests/s"}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One figure in both traces; ``name`` as rules name it (``ttft.p95``). Null is unknown, in values and in what follows.
-
-    ``low`` and ``high``: 95 % interval of B − A over requests; null where none can be given. ``lower_is_better``: null for
-    figures that are neither.
-    """
-
-    name: str
-    unit: str
-    a: float | None
-    b: float | None
-    low: float | None = None
-    high: float | None = None
-    lower_is_better: bool | None = True
-
-    @property
-    def change(self) -> float | None:
-        """B − A."""
-        return None if self.a is None or self.b is None else self.b - self.a
-
-    @property
-    def relative(self) -> float | None:
-        """(B − A) ÷ A; null if A is 0 and B is not."""
-        if self.a is None or self.b is None:
-            return None
-        if self.a == 0:
-            return 0.0 if self.b == 0 else None
-        return (self.b - self.a) / self.a
-
-    @property
-    def within_noise(self) -> bool | None:
-        """Whether the interval holds 0; null where there is none."""
-        if self.low is None or self.high is None:
-            return None
-        return self.low <= 0 <= self.high
-
-    @property
-    def verdict(self) -> str:
-        """better, worse, same, within noise, changed, or unknown."""
-        c = self.change
-        if c is None:
-            return "unknown"
-        if c == 0:
-            return "same"
-        if self.within_noise:
-            return "within noise"
-        # Without an interval nobody knows whether it is more than chance.
-        if self.lower_is_better is None or self.within_noise is None:
-            return "changed"
-        return "better" if (c < 0) == self.lower_is_better else "worse"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "a": self.a,
-            "b": self.b,
-            "change": self.change,
-            "relative": None if self.relative is None else round(self.relative, 6),
-            "low": None if self.low is None else round(self.low, 3),
-            "high": None if self.high is None else round(self.high, 3),
-            "verdict": self.verdict,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a trace did: comparing latencies of different work tells nothing."""
-
-    requests: int
-    finished: int
-    prompt_tokens: int | None
-    output_tokens: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "requests": self.requests,
-            "finished": self.finished,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-        }
+SCHEMA = "hoptrace.diff/2"
 
 
 @dataclass(frozen=True)
 class Diff:
-    """``metrics``, ``parts`` (mean per request) and ``moves`` (per output token) as changes, in a fixed order.
+    """Every figure of both traces as a change, by section and in a fixed order.
 
-    ``paired``: the same requests were found on both sides, so chance is judged request by request. ``unequal``: why the work is
-    not the same (only with ``anyway``). ``notes``: what a reader has to know.
+    ``pairing``: how the same requests were found on both sides, or null: then chance is judged of each side by itself.
+    ``reasons``: why the work is not the same (only with ``anyway``). ``settings``: what differs in the servers' and the replays'
+    settings. ``noise``: the repeats, or null. ``verdict``: what the change comes to. ``notes``: what a reader has to know.
     """
 
     a: str
@@ -124,17 +39,43 @@ class Diff:
     b_note: str
     a_work: Work
     b_work: Work
-    paired: bool
-    unequal: list[str]
-    metrics: list[Change]
-    parts: list[Change]
-    moves: list[Change]
-    notes: list[str]
+    pairing: Pairing | None
+    reasons: list[Reason]
+    settings: list[Setting]
+    noise: Noise | None
+    sections: dict[str, list[Change]]
+    verdict: Verdict
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def unequal(self) -> list[str]:
+        """Why the work is not the same, in words."""
+        return [r.text for r in self.reasons]
+
+    @property
+    def paired(self) -> bool:
+        """Whether the same requests stand on both sides."""
+        return self.pairing is not None
+
+    @property
+    def metrics(self) -> list[Change]:
+        """Latencies and rates."""
+        return self.sections["metrics"]
+
+    @property
+    def parts(self) -> list[Change]:
+        """Mean time of each part per request."""
+        return [c for c in self.sections["parts"] if c.name.endswith(".mean")]
+
+    @property
+    def moves(self) -> list[Change]:
+        """What is moved per output token, by basis."""
+        return [c for c in self.sections["ledger"] if "_per_token." in c.name]
 
     @property
     def changes(self) -> dict[str, Change]:
         """All figures by name."""
-        return {c.name: c for c in (*self.metrics, *self.parts, *self.moves)}
+        return {c.name: c for section in self.sections.values() for c in section}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values under :data:`SCHEMA`: fields may be added, never change or go."""
@@ -143,161 +84,93 @@ class Diff:
             "a": {"trace": self.a, "origin_note": self.a_note, "work": self.a_work.as_dict()},
             "b": {"trace": self.b, "origin_note": self.b_note, "work": self.b_work.as_dict()},
             "paired": self.paired,
-            "unequal_work": self.unequal,
-            "metrics": [c.as_dict() for c in self.metrics],
-            "parts": [c.as_dict() for c in self.parts],
-            "moves": [c.as_dict() for c in self.moves],
+            "paired_how": None if self.pairing is None else self.pairing.how,
+            "unequal_work": [r.as_dict() for r in self.reasons],
+            "settings": [s.as_dict() for s in self.settings],
+            "noise": None if self.noise is None else self.noise.as_dict(),
+            **{name: [self._change(c) for c in section] for name, section in self.sections.items()},
+            "verdict": self.verdict.as_dict(),
             "notes": self.notes,
         }
 
+    def _change(self, c: Change) -> dict[str, Any]:
+        if self.noise is None:
+            return c.as_dict()
+        spread = self.noise.spread(c.name)
+        return {**c.as_dict(), "run_spread": [None if s is None else round(s, 6) for s in spread]}
 
-def diff(a: Trace, b: Trace, *, anyway: bool = False) -> Diff:
+
+def diff(
+    a: Trace, b: Trace, *, anyway: bool = False, repeats_of_a: Sequence[Trace] = (), repeats_of_b: Sequence[Trace] = ()
+) -> Diff:
     """Compare ``b`` against ``a``.
 
+    Args:
+        anyway: compare even though the work is not the same.
+        repeats_of_a, repeats_of_b: more runs of the policy of ``a`` (of ``b``): how much they differ is noise.
+
     Raises:
-        InputError: the traces did not do the same work, and ``anyway`` is false; says what differs.
+        InputError: the traces did not do the same work, or a repeat is none, and ``anyway`` is false; says what differs.
     """
-    work_a, work_b = work_of(a), work_of(b)
-    unequal = _unequal(work_a, work_b)
-    if unequal and not anyway:
+    left, right = Side(a), Side(b)
+    pairs = pair(left.done, right.done)
+    found = unequal(a, b, (left.work, right.work), (left.done, right.done), pairs)
+    if found and not anyway:
         raise InputError(
-            f"{a.name} and {b.name} did not do the same work: {'; '.join(unequal)}.",
+            f"{a.name} and {b.name} did not do the same work: {reasons_text(found)}.",
             hint="Figures of different work do not compare. Add --anyway to see them side by side nevertheless.",
         )
-    rows_a, rows_b = request_metrics(a), request_metrics(b)
-    paired = not unequal and _same_requests(rows_a, rows_b)
-    accounts = account(a, steps=(steps_a := steps_of(a))), account(b, steps=(steps_b := steps_of(b)))
-    metrics, notes = _latencies(a, b, rows_a, rows_b, paired)
-    rates_a, rates_b = summary(a), summary(b)
-    metrics += [Change(n, u, getattr(rates_a, n), getattr(rates_b, n), lower_is_better=False) for n, u in _RATES.items()]
-    if a.sql("SELECT count(*) AS n FROM requests").item() and not rows_a.height + rows_b.height:
-        notes.append("No request is known to have finished: there is no latency to compare.")
+    notes = notes_on(a, b, left.work, right.work)
+    noise = None
+    if repeats_of_a or repeats_of_b:
+        runs_a, said_a = _runs(left, repeats_of_a, anyway)
+        runs_b, said_b = _runs(right, repeats_of_b, anyway)
+        noise = Noise(runs_a, runs_b)
+        notes += [*said_a, *said_b, noise.said]
+    sections, said = compare(left, right, pairs, noise)
     return Diff(
         a=a.name,
         b=b.name,
         a_note=origin_note(a),
         b_note=origin_note(b),
-        a_work=work_a,
-        b_work=work_b,
-        paired=paired,
-        unequal=unequal,
-        metrics=metrics,
-        parts=_parts(*accounts, paired),
-        moves=_moves(ledger(a, steps=steps_a).per_token(), ledger(b, steps=steps_b).per_token()),
-        notes=notes,
+        a_work=left.work,
+        b_work=right.work,
+        pairing=pairs,
+        reasons=found,
+        settings=settings(a.manifest, b.manifest),
+        noise=noise,
+        sections=sections,
+        verdict=judge({c.name: c for section in sections.values() for c in section}),
+        notes=notes + said,
     )
 
 
-def work_of(trace: Trace) -> Work:
-    """Requests, and the tokens of the finished ones; null tokens if one of them does not say."""
-    requests = trace.table("requests").select("finish_ns", "error", "prompt_tokens", "output_tokens").collect()
-    done = requests.filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
-
-    def total(column: str) -> int | None:
-        return None if done[column].null_count() else int(done[column].sum())
-
-    return Work(requests.height, done.height, total("prompt_tokens"), total("output_tokens"))
+def verdict(
+    a: Trace, b: Trace, *, anyway: bool = False, repeats_of_a: Sequence[Trace] = (), repeats_of_b: Sequence[Trace] = ()
+) -> Verdict:
+    """The verdict on ``b`` against ``a`` alone. Raises as :func:`diff`."""
+    return diff(a, b, anyway=anyway, repeats_of_a=repeats_of_a, repeats_of_b=repeats_of_b).verdict
 
 
-def _unequal(a: Work, b: Work) -> list[str]:
-    out = []
-    for name, x, y in (
-        ("requests", a.requests, b.requests),
-        ("finished requests", a.finished, b.finished),
-        ("prompt tokens", a.prompt_tokens, b.prompt_tokens),
-        ("output tokens", a.output_tokens, b.output_tokens),
-    ):
-        if x != y:
-            out.append(f"{_number(x)} against {_number(y)} {name}")
-    return out
-
-
-def _number(n: int | None) -> str:
-    return "an unknown number of" if n is None else f"{n:,}"
-
-
-def _same_requests(a: pl.DataFrame, b: pl.DataFrame) -> bool:
-    columns = ["request", "prompt_tokens", "output_tokens"]
-    return bool(a.height) and a.select(columns).equals(b.select(columns))
-
-
-def _sample(rows: pl.DataFrame, column: str) -> Sample:
-    known = rows.filter(pl.col(column).is_not_null())
-    values = known[column].cast(pl.Float64).to_numpy()
-    return Sample(values, np.arange(len(values)), len(values))
-
-
-def _latencies(a: Trace, b: Trace, rows_a: pl.DataFrame, rows_b: pl.DataFrame, paired: bool) -> tuple[list[Change], list[str]]:
-    """The figures, and notes on those that leave requests out: of the same requests, only those compare that both sides know."""
-    out: list[Change] = []
-    notes: list[str] = []
-
-    def said(name: str, n: int) -> None:
-        notes.append(f"{name} compares the {n:,} of {counted(rows_a.height, 'request')} that both traces know it for.")
-
-    for name in _LATENCIES:
-        column = name + "_ns"
-        x, y = rows_a, rows_b
-        if paired and not x[column].is_null().equals(y[column].is_null()):
-            known = x[column].is_not_null() & y[column].is_not_null()
-            if known.any():
-                x, y = x.filter(known), y.filter(known)
-                said(name, x.height)
-        both = paired and x[column].is_null().equals(y[column].is_null())
-        bounds = interval(_sample(x, column), _sample(y, column), paired=both)
-        out += _of_stats(name, x[column], y[column], bounds)
-    tokens_a, tokens_b = itl_ns(a), itl_ns(b)
-    if paired:
-        have = set(tokens_a["request"].to_list()), set(tokens_b["request"].to_list())
-        if have[0] != have[1] and have[0] & have[1]:
-            common = sorted(have[0] & have[1])
-            tokens_a, tokens_b = (t.filter(pl.col("request").is_in(common)) for t in (tokens_a, tokens_b))
-            said("itl", len(common))
-    bounds = interval(_token_sample(tokens_a, rows_a), _token_sample(tokens_b, rows_b), paired=paired)
-    at = 4  # after TTFT
-    out[at:at] = _of_stats("itl", tokens_a["itl_ns"], tokens_b["itl_ns"], bounds)
-    return out, notes
-
-
-def _token_sample(tokens: pl.DataFrame, rows: pl.DataFrame) -> Sample:
-    place = rows.select("request").with_row_index("at")
-    joined = tokens.join(place, on="request", how="inner", maintain_order="left")
-    return Sample(joined["itl_ns"].cast(pl.Float64).to_numpy(), joined["at"].cast(pl.Int64).to_numpy(), rows.height)
-
-
-def _of_stats(name: str, a: pl.Series, b: pl.Series, bounds: dict[str, tuple[float, float]]) -> list[Change]:
-    x, y = stat(a), stat(b)
-    out = []
-    for s in STATS:
-        low, high = bounds.get(s, (None, None))
-        out.append(Change(f"{name}.{s}", "ns", getattr(x, s + "_ns"), getattr(y, s + "_ns"), low, high))
-    return out
-
-
-def _parts(a: Accounting, b: Accounting, paired: bool) -> list[Change]:
-    """Mean ns per request of each part that one of the traces shows; null where a trace cannot show it."""
-    columns = [p.column for p in PARTS]
-    # A request that cannot show a part adds nothing to its mean: the means add up to the mean of e2e.
-    x, y = (s.parts.select(pl.col(columns).fill_null(0).cast(pl.Float64)).to_numpy() for s in (a, b))
-    bounds = mean_intervals(x, y, paired=paired)
-    out: list[Change] = []
-    for i, p in enumerate(PARTS):
-        seen = [s.parts[p.column].null_count() < s.parts.height for s in (a, b)]
-        if not any(seen):
-            continue
-        means = [round(float(v[:, i].sum()) / len(v)) if known else None for v, known in zip((x, y), seen, strict=True)]
-        found = bounds[i] if all(seen) else None
-        low, high = found if found is not None else (None, None)
-        out.append(Change(f"{p.name}.mean", "ns", means[0], means[1], low, high))
-    return out
-
-
-def _moves(a: pl.DataFrame, b: pl.DataFrame) -> list[Change]:
-    by = [{r["basis"]: r for r in f.to_dicts()} for f in (a, b)]
-    out = []
-    for basis in sorted(by[0].keys() | by[1].keys()):
-        for figure, unit in (("transfers", "1"), ("bytes", "bytes"), ("payload_hops", "1"), ("control_ops", "1")):
-            x, y = (side.get(basis, {}).get(figure) for side in by)
-            if x is not None or y is not None:
-                out.append(Change(f"{figure}_per_token.{basis}", unit, x, y, lower_is_better=None))
-    return out
+def _runs(first: Side, repeats: Sequence[Trace], anyway: bool) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
+    """The figures of all runs of one policy, and what is odd about them."""
+    runs = [(first.name, figures(first))]
+    notes = []
+    for trace in repeats:
+        side = Side(trace)
+        pairs = pair(first.done, side.done)
+        why = reasons_text(unequal(first.trace, trace, (first.work, side.work), (first.done, side.done), pairs))
+        differ = settings(first.trace.manifest, trace.manifest)
+        if differ:
+            why = "; ".join([*filter(None, [why]), *(f"{s.name} {s.a} against {s.b}" for s in differ)])
+        if why and not anyway:
+            raise InputError(
+                f"{trace.name} is no repeat of {first.name}: {why}.",
+                hint="A repeat is another run of the same work under the same settings. Add --anyway to take it nevertheless.",
+            )
+        if why:
+            notes.append(f"{trace.name} is no exact repeat of {first.name}: {why}.")
+        if trace.path.resolve() == first.trace.path.resolve():
+            raise InputError(f"{trace.name} is given as a repeat of itself.", hint="A repeat is another run of the same policy.")
+        runs.append((side.name, figures(side)))
+    return tuple(runs), notes

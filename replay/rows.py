@@ -152,8 +152,16 @@ def _tokens(parent: Trace, served: Served, oh: Overheads) -> pl.DataFrame:
         pl.lit(0).alias("sequence"),
         pl.lit(1).alias("count"),
         pl.lit(False).alias("coalesced"),
-        pl.lit(seen[0] if len(seen) == 1 else "engine").alias("vantage"),
+        _vantage(parent, seen),
     )
+
+
+def _vantage(parent: Trace, seen: list[str]) -> pl.Expr:
+    """Where the parent's tokens of each request were seen: a comparison with the parent is then of like with like."""
+    if len(seen) <= 1:
+        return pl.lit(seen[0] if seen else "engine").alias("vantage")
+    each = parent.table("tokens").group_by("request").agg(pl.col("vantage").drop_nulls().first()).drop_nulls().collect()
+    return pl.col("request").replace_strict(dict(each.rows()), default="engine", return_dtype=pl.String).alias("vantage")
 
 
 def _steps(served: Served, server: Server) -> pl.DataFrame:

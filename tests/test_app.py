@@ -213,7 +213,7 @@ def test_compare_says_when_the_work_is_unequal(monkeypatch: pytest.MonkeyPatch, 
     less = _full(tmp_path / "less.trace", 20)
     at = _run(monkeypatch, PAGES[3], full, less)
     _sound(at)
-    assert "The work is not the same" in at.warning[0].value and "40 against 20 requests" in at.warning[0].value
+    assert "The work is not the same" in at.warning[0].value and "38 against 18 finished requests" in at.warning[0].value
     same = _full(tmp_path / "same.trace")
     at = _run(monkeypatch, PAGES[3], full, same)
     _sound(at)

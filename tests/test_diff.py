@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import polars as pl
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -13,8 +14,12 @@ from support.memory import MemoryTrace
 from support.small import small_trace
 
 import hoptrace
-from hoptrace.analysis.bootstrap import Sample, interval, mean_intervals
-from hoptrace.analysis.diff import Change, diff, work_of
+from hoptrace.analysis.bootstrap import STATS, WINDOWS, Sample, chosen, composition_intervals, interval, ranks, ratio_intervals
+from hoptrace.analysis.composition import compositions
+from hoptrace.analysis.diff import Change, diff
+from hoptrace.analysis.diff_pairs import finished
+from hoptrace.analysis.diff_work import work_of
+from hoptrace.analysis.parts import PARTS
 from hoptrace.analysis.rules import Rule, check, parse
 from hoptrace.cli.diff import command
 from hoptrace.errors import InputError, UsageError
@@ -59,7 +64,7 @@ def test_requests_that_one_side_does_not_know_are_in_neither_figure() -> None:
     )
     d = diff(some, whole)
     assert d.paired and (d.changes["ttft.mean"].a, d.changes["ttft.mean"].b) == (15, 15)
-    assert any("ttft compares the 2 of 4 requests" in n for n in d.notes)
+    assert any(n.startswith("ttft, ") and "over the 2 of 4 requests" in n for n in d.notes)
 
 
 def test_the_same_comparison_twice() -> None:
@@ -78,7 +83,7 @@ def short(n: int, output: int = 5, prompt: int = 7) -> MemoryTrace:
     [
         (
             short(4),
-            "3 against 4 requests; 3 against 4 finished requests; 21 against 28 prompt tokens; 15 against 20 output tokens",
+            "3 against 4 finished requests; 21 against 28 prompt tokens; 15 against 20 output tokens",
         ),
         (short(3, output=6), "15 against 18 output tokens"),
         (short(3, prompt=8), "21 against 24 prompt tokens"),
@@ -89,14 +94,14 @@ def test_unequal_work_is_refused(other: MemoryTrace, why: str) -> None:
         diff(short(3), other)
     assert why in e.value.message and "--anyway" in (e.value.hint or "")
     d = diff(short(3), other, anyway=True)
-    assert d.unequal == why.split("; ") and not d.paired
+    assert "; ".join(d.unequal) == why and {r.code for r in d.reasons} <= {"finished_requests", "prompt_tokens", "output_tokens"}
 
 
 def test_a_failed_request_is_less_work() -> None:
     rows = [{"request": i, "arrival_ns": i, "finish_ns": i + 10, "prompt_tokens": 7, "output_tokens": 5} for i in range(3)]
     rows[2]["error"] = "It broke."  # type: ignore[assignment]
     broken = MemoryTrace({"requests": rows})
-    assert work_of(broken).finished == 2
+    assert work_of(broken, finished(broken)).finished == 2
     with pytest.raises(InputError, match="3 against 2 finished requests"):
         diff(short(3), broken)
 
@@ -155,10 +160,64 @@ def test_a_sample_against_itself_holds_zero(values: list[float]) -> None:
 @pytest.mark.parametrize("paired", [True, False])
 def test_means_of_several_columns_are_judged_as_one_by_one(paired: bool) -> None:
     rng = np.random.default_rng(3)
-    a, b = rng.normal(5, 1, (30, 2)), rng.normal(6, 1, (30, 2))
-    for column, bounds in enumerate(mean_intervals(a, b, paired=paired)):
+    a, b = rng.normal(5, 1, (30, 3)), rng.normal(6, 1, (30, 3))
+    low, high = composition_intervals(a, b, paired=paired)["mean"]
+    for column in range(3):
         alone = interval(sample(a[:, column].tolist()), sample(b[:, column].tolist()), paired=paired)["mean"]
-        assert bounds == pytest.approx(alone)
+        assert (low[column], high[column]) == pytest.approx(alone)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=2, max_size=60), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+def test_windows_are_those_of_the_compositions(lengths: list[int], rng: object) -> None:
+    """What the intervals are of is what the accounting shows: the same requests around the same percentile."""
+    columns = {p.column: [0] * len(lengths) for p in PARTS} | {"decode_ns": [n // 3 for n in lengths]}
+    columns["prefill_ns"] = [n - n // 3 for n in lengths]
+    frame = pl.DataFrame({"request": range(len(lengths)), "e2e_ns": lengths, **columns})
+    shown = compositions(frame)
+    ordered = sorted(lengths)
+    for stat, window in WINDOWS.items():
+        first, last = ranks(len(lengths), window)
+        inside = ordered[first : last + 1]
+        c = shown["all" if stat == "mean" else stat]
+        assert c.requests == len(inside)
+        assert c.e2e_ns == pytest.approx(sum(inside) / len(inside))
+
+
+def test_compositions_are_drawn_with_their_ranks() -> None:
+    """The same rows on both sides, the second a constant slower: paired, the change is that constant at every percentile."""
+    rng = np.random.default_rng(5)
+    rows = rng.lognormal(10, 1, (50, 2))
+    slower = rows + np.array([1000.0, 500.0])
+    for stat in STATS:
+        low, high = composition_intervals(rows, slower, paired=True)[stat]
+        assert low[:2] == pytest.approx([1000, 500]) and high[:2] == pytest.approx([1000, 500])
+
+
+def test_of_a_ratio_sums_are_drawn_not_quotients() -> None:
+    """Σ x ÷ Σ n with one heavy request: 100 of 110 tokens carry 1, the others 0."""
+    n, x = np.array([100.0, 5, 5]), np.array([100.0, 0, 0])
+    [(low, high)] = ratio_intervals(np.column_stack([n, x]), np.column_stack([n, x]), paired=False)
+    assert low < -0.9 and high > 0.9  # without the heavy one, the ratio is 0
+    assert ratio_intervals(np.column_stack([n, x]), np.column_stack([n, x]), paired=True) == [(0.0, 0.0)]
+    assert ratio_intervals(np.zeros((3, 2)), np.zeros((3, 2)), paired=False) == []
+
+
+def test_of_many_requests_some_are_drawn_and_the_interval_is_as_wide() -> None:
+    """Of 4,000 values 1,000 are drawn from: on the average the interval is that of all of them."""
+    widths: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        a, b = rng.exponential(10, 4000), rng.exponential(11, 4000)
+        for few in (True, False):
+            at = chosen(4000, 1000) if few else slice(None)
+            samples = [Sample(v[at], np.arange(len(v[at])), len(v[at]), 4000) for v in (a, b)]
+            low, high = interval(*samples, paired=False)["mean"]
+            widths[few].append(high - low)
+    assert np.mean(widths[True]) == pytest.approx(np.mean(widths[False]), rel=0.1)
+    assert chosen(1000, 1000) is None
+    at = chosen(10**6)
+    assert at is not None and len(at) == 20_000 == len(set(at.tolist())) and np.array_equal(at, chosen(10**6))
 
 
 def test_one_request_tells_no_interval() -> None:
@@ -172,10 +231,20 @@ def test_one_request_tells_no_interval() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("ttft.p95>10%", Rule("ttft.p95>10%", "ttft.p95", True, 0.1, True)),
-        (" e2e.mean > 50 ms ", Rule("e2e.mean > 50 ms", "e2e.mean", True, 5e7, False)),
-        ("output_tokens_per_s<-5%", Rule("output_tokens_per_s<-5%", "output_tokens_per_s", False, -0.05, True)),
-        ("itl.p50>0.5us", Rule("itl.p50>0.5us", "itl.p50", True, 500.0, False)),
+        ("ttft.p95>10%", Rule("ttft.p95>10%", "ttft.p95", True, 0.1, True, "%")),
+        ("ttft_p95>+5%", Rule("ttft_p95>+5%", "ttft_p95", True, 0.05, True, "%")),
+        (" e2e.mean > 50 ms ", Rule("e2e.mean > 50 ms", "e2e.mean", True, 5e7, False, "ms")),
+        ("output_tokens_per_s<-5%", Rule("output_tokens_per_s<-5%", "output_tokens_per_s", False, -0.05, True, "%")),
+        ("itl.p50>0.5us", Rule("itl.p50>0.5us", "itl.p50", True, 500.0, False, "us")),
+        ("coordination_share>+2pp", Rule("coordination_share>+2pp", "coordination_share", True, 0.02, False, "pp")),
+        (
+            "bytes_per_token.counted>1KiB",
+            Rule("bytes_per_token.counted>1KiB", "bytes_per_token.counted", True, 1024, False, "KiB"),
+        ),
+        (
+            "bytes_per_token[node client counted]>10%",
+            Rule("bytes_per_token[node client counted]>10%", "bytes_per_token[node client counted]", True, 0.1, True, "%"),
+        ),
     ],
 )
 def test_rules_are_read(text: str, rule: Rule) -> None:
@@ -183,7 +252,19 @@ def test_rules_are_read(text: str, rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ttft.p95", "ttft.p95>>10%", "ttft.p95>ten", "ttft p95>10%", "ttft.p95=10%", ">10%", "ttft.p95>10 parsec"]
+    "text",
+    [
+        "",
+        "ttft.p95",
+        "ttft.p95>>10%",
+        "ttft.p95>ten",
+        "ttft p95>10%",
+        "ttft.p95=10%",
+        "TTFT>1%",
+        "ttft.p95>+-1%",
+        ">10%",
+        "ttft.p95>10 parsec",
+    ],
 )
 def test_rules_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
@@ -209,13 +290,13 @@ def test_from_nothing_to_something_is_more_than_any_percentage() -> None:
     d = diff(A, A)
     change = Change("x.mean", "ns", 0, 5)
     assert change.relative is None and change.verdict == "changed"
-    d.parts.append(change)
+    d.sections["parts"].append(change)
     assert check([parse("x.mean>1000%")], d)[0].failed and not check([parse("x.mean<-10%")], d)[0].failed
 
 
 def test_noise_fails_no_rule_if_asked() -> None:
     d = diff(A, A)
-    d.metrics.append(Change("noisy.mean", "ns", 100, 150, -20, 120))
+    d.sections["metrics"].append(Change("noisy.mean", "ns", 100, 150, -20, 120))
     assert check([parse("noisy.mean>10%")], d)[0].failed
     assert check([parse("noisy.mean>10%")], d, beyond_noise=True)[0].failed is False
 
@@ -241,13 +322,15 @@ def test_the_command_and_its_exit_codes() -> None:
     code, text = run("a", "b")
     assert code == 0 and "TTFT p95" in text and "worse" in text and "the same requests on both sides" in text
     code, text = run("a", "b", "--fail-on", "ttft.p95>1%", "--fail-on", "e2e.mean>1000%", "-q")
-    assert code == 1 and text.splitlines()[0].startswith("FAILED") and text.splitlines()[1].startswith("ok")
+    lines = text.splitlines()
+    assert code == 1 and lines[-2].startswith("FAILED") and lines[-1].startswith("ok")
+    assert "access path" in text and "meaning" in text and "TTFT p50" not in text
     assert run("a", "b", "--fail-on", "e2e.mean>1000%")[0] == 0
     assert run("a", "b", "--fail-on", "e2e.mean=3")[0] == 2
     assert run("a", "b", "--fail-on", "nothing.mean>3%")[0] == 2
     assert run("a", "short")[0] == 3
     code, text = run("a", "b", "--json", "--fail-on", "ttft.p95>1%")
     found = json.loads(text)
-    assert code == 1 and found["schema"] == "hoptrace.diff/1" and found["rules"][0]["failed"] is True
+    assert code == 1 and found["schema"] == "hoptrace.diff/2" and found["rules"][0]["failed"] is True
     code, text = run("a", "short", "--anyway")
     assert code == 0 and "The work is not the same" in text
