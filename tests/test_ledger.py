@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
 from hoptrace.analysis.ledger import ledger
+from hoptrace.analysis.ledger_rows import moved_rows
+from hoptrace.analysis.query import query
 from hoptrace.manifest import Manifest, Server
 
 GEOMETRY = Server(name="s", weight_bytes=1000, layers=2, kv_heads=1, heads=1, head_size=4, kv_dtype="f16")
@@ -58,6 +60,77 @@ def test_moves_by_way_and_basis() -> None:
     assert found == {"tokens": (307, 40, 307 / 40), "prompt": (600, 100, 6.0)}
     as_json = book.as_dict()
     assert as_json["rows"][0]["bytes_per_s"] == 150.0  # prompt: 300 bytes in two seconds
+
+
+def test_what_moves_do_not_say_is_assumed_and_apart() -> None:
+    moves = [
+        move(bytes=100, transfers=4, payload_hops=2, control_ops=3, path=["a", "b"]),  # says its own
+        move(bytes=50, transfers=5, payload_hops=2, path=["a", "b"]),  # two connections, 6 operations each
+        move(bytes=None, transfers=1, path=["a", "b"]),  # counts as an operation, not in the density
+        # One operation crosses both links.
+        move(object="kv", bytes=640, transfers=2, mechanism="rdma", path=["a", "b"], basis="derived"),
+        move(object="other", bytes=9, mechanism=None),
+    ]
+    book = ledger(MemoryTrace({"requests": REQUESTS, "moves": moves}, MANIFEST))
+    rows = {r["object"]: r for r in book.rows.to_dicts()}
+    tokens = rows["tokens"]
+    assert (tokens["control_ops"], tokens["control_ops_unknown"], tokens["control_ops_assumed"]) == (12, 2, 6 * 12)
+    assert (tokens["payload_hops"], tokens["payload_hops_assumed"]) == (8 + 10, 10)
+    assert (tokens["assumed_payload_bytes"], tokens["assumed_payload_ops"]) == (50, 5 * 12)
+    kv = rows["kv"]
+    assert (kv["control_ops"], kv["control_ops_assumed"], kv["payload_hops_assumed"]) == (None, 2 * 5, 2 * 4)
+    assert rows["other"]["control_ops_assumed"] is None, "no mechanism, no path"
+    assert book.density_assumed() == (50 + 640, 60 + 10)
+    per = {r["basis"]: r for r in book.per_token().to_dicts()}
+    assert (per["counted"]["control_ops"], per["counted"]["control_ops_assumed"]) == pytest.approx((1.2, 7.2))
+    assert {r["basis"]: r for r in book.per_request().to_dicts()}["counted"]["control_ops_assumed"] == 36
+    assert {r["basis"]: r for r in book.per_second().to_dicts()}["counted"]["control_ops_assumed"] == 36, "two seconds"
+    found = book.as_dict()["assumed"]
+    assert (found["control_ops"], found["bytes_per_control_op"]) == (70, round(690 / 70, 3)) and set(found["access"]) == {
+        "message",
+        "rdma",
+    }
+
+
+def test_a_server_on_this_very_host_takes_fewer_operations() -> None:
+    links = [{"name": "a", "a": "client", "b": "proxy"}, {"name": "b", "a": "proxy", "b": "server:s"}]
+    here = Manifest(origin="recorded", servers=[Server(name="s", url="http://127.0.0.1:8000")], platform={"links": links})
+    away = Manifest(origin="recorded", servers=[Server(name="s", url="http://10.1.2.3:8000")], platform={"links": links})
+    moves = [move(bytes=50, transfers=5, path=["b", "a"])]
+    ops = [ledger(MemoryTrace({"moves": moves}, m)).rows["control_ops_assumed"][0] for m in (here, away)]
+    assert ops == [5 * (4 + 6), 5 * (6 + 6)]
+
+
+def test_activations_and_logits_have_a_size() -> None:
+    server = Server(name="s", hidden_size=16, config={"dtype": "bfloat16", "vocabulary": 1000})
+    step = {"server": "s", "step": 0, "start_ns": 0, "end_ns": 5, "prefill_tokens": 9, "decode_tokens": 1}
+    moves = [
+        move(object="activations", src="stage0", dst="stage1", bytes=320, path=["x"], mechanism="collective"),
+        move(object="activations", src="stage1", dst="stage2", bytes=320, path=["y"], mechanism="collective"),
+        move(object="logits", bytes=80_000),
+    ]
+    rows = {"requests": REQUESTS, "steps": [step], "moves": moves}
+    found = {a.object: a for a in ledger(MemoryTrace(rows, Manifest(origin="recorded", servers=[server]))).amplification}
+    # 10 tokens of 16 × 2 bytes crossed two links; 10 output tokens of 1,000 × 4 bytes moved twice.
+    assert (found["activations"].size_bytes, found["activations"].factor) == (320, 2.0)
+    assert (found["logits"].size_bytes, found["logits"].factor, found["logits"].basis) == (40_000, 2.0, "assumed")
+    bare = ledger(MemoryTrace(rows, Manifest(origin="recorded", servers=[Server(name="s")]))).amplification
+    assert bare == []
+
+
+def test_a_transfer_between_memories_is_no_own_memory() -> None:
+    book = ledger(MemoryTrace({"moves": [move(object="kv", src="memory:p", dst="memory:d", bytes=7, mechanism="rdma")]}))
+    assert book.totals(memory=False)["bytes"].to_list() == [7] and book.totals(memory=True).height == 0
+
+
+def test_the_matrix_for_charts() -> None:
+    book = ledger(MemoryTrace({"requests": REQUESTS, "moves": [move(bytes=30, transfers=2), move(object="kv", bytes=None)]}))
+    rows = {r["object"]: r for r in book.matrix().to_dicts()}
+    assert rows["tokens"] == {
+        "object": "tokens", "way": "server:s → client", "basis": "counted", "bytes": 30, "bytes_per_output_token": 3.0,
+        "transfers": 2, "at_least": False,
+    }  # fmt: skip
+    assert rows["kv"]["bytes"] is None and rows["kv"]["at_least"]
 
 
 def test_unknown_bytes_stay_unknown() -> None:
@@ -157,17 +230,54 @@ moves_drawn = st.lists(
 
 
 @given(moves_drawn)
-@settings(max_examples=50)
+@settings(max_examples=25, deadline=None)
 def test_nothing_is_lost_from_the_ledger(drawn: list[dict[str, Any]]) -> None:
     """Sums over the rows are the sums over the moves, each basis by itself."""
-    book = ledger(MemoryTrace({"moves": [move(**m) for m in drawn]}))
-    assert book.rows["moves"].sum() == len(drawn)
+    trace = MemoryTrace({"moves": [move(**m) for m in drawn]})
+    found, links = moved_rows(trace), query(trace, "ledger_links")
+    assert found["moves"].sum() == len(drawn)
     for basis in ("counted", "derived", "assumed", "unstated"):
         mine = [m for m in drawn if (m["basis"] or "unstated") == basis and m["bytes"] is not None]
-        rows = [r for r in book.rows.to_dicts() if r["basis"] == basis]
+        rows = [r for r in found.to_dicts() if r["basis"] == basis]
         assert sum(r["bytes"] or 0 for r in rows) == sum(m["bytes"] for m in mine)
         assert sum(r["link_bytes"] or 0 for r in rows) == sum(m["bytes"] * max(1, len(m["path"] or [])) for m in mine)
-    assert sum(book.links["bytes"].drop_nulls().to_list()) == sum((m["bytes"] or 0) * len(m["path"] or []) for m in drawn)
+    assert sum(links["bytes"].drop_nulls().to_list()) == sum((m["bytes"] or 0) * len(m["path"] or []) for m in drawn)
+
+
+hostile = st.lists(
+    st.fixed_dictionaries(
+        {
+            "object": st.sampled_from(["kv", "tokens"]),
+            "bytes": st.none() | st.sampled_from([-1, 0, (1 << 63) - 1, -(1 << 63)]),
+            "transfers": st.none() | st.sampled_from([-1, 0, 1, (1 << 63) - 1]),
+            "control_ops": st.none() | st.sampled_from([-1, 0, 3, (1 << 63) - 1]),
+            "payload_hops": st.none() | st.sampled_from([-1, 2, (1 << 63) - 1]),
+            "path": st.none() | st.just(["a", "a", "b"]) | st.just([]),
+            "mechanism": st.none() | st.sampled_from(["message", "dma"]),
+        }
+    ),
+    max_size=8,
+)
+
+
+@given(hostile)
+@settings(max_examples=15, deadline=None)
+def test_hostile_moves_give_no_wrong_number(drawn: list[dict[str, Any]]) -> None:
+    """What is negative is unknown; what no longer fits in 64 bits is unknown; the rest is exact."""
+    rows = moved_rows(MemoryTrace({"moves": [move(**m) for m in drawn]})).to_dicts()
+    assert sum(r["moves"] for r in rows) == len(drawn)
+    for r in rows:
+        mine = [m for m in drawn if (m["object"], m["path"], m["mechanism"]) == (r["object"], r["path"], r["mechanism"])]
+        sizes = [m["bytes"] for m in mine if m["bytes"] is not None and m["bytes"] >= 0]
+        assert r["bytes_unknown"] == len(mine) - len(sizes)
+        assert r["bytes"] == (sum(sizes) if sizes and sum(sizes) < 1 << 63 else None)
+        each = [max(m["transfers"], 0) if (m["transfers"] or 0) >= 0 and m["transfers"] is not None else 1 for m in mine]
+        told = [
+            n * m["control_ops"]
+            for n, m in zip(each, mine, strict=True)
+            if m["control_ops"] is not None and m["control_ops"] >= 0
+        ]
+        assert r["control_ops"] == (sum(told) if told and sum(told) < 1 << 63 else None)
 
 
 def test_json_holds_plain_values() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console, Group, RenderableType
 from support.memory import MemoryTrace
 
 from hoptrace.analysis.ledger import ledger
+from hoptrace.analysis.ledger_text import blocks
 from hoptrace.analysis.report import report
 from hoptrace.manifest import Manifest, Server
 
@@ -38,6 +41,12 @@ def trace(hidden: int = 0, counters: list[dict[str, Any]] | None = None, **more:
     ]
     rows = {"requests": requests, "steps": steps, "residency": residency, "counters": counters or [], **more}
     return MemoryTrace(rows, MANIFEST)
+
+
+def shown(lines: list[RenderableType]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200, color_system=None).print(Group(*lines))
+    return out.getvalue()
 
 
 def passes(n: int) -> list[dict[str, Any]]:
@@ -78,17 +87,10 @@ def test_missing_steps_make_a_lower_bound(given: MemoryTrace, why: str) -> None:
 
 
 def test_the_terminal_marks_the_bounds() -> None:
-    import io
-
-    from rich.console import Console
-
-    from hoptrace.analysis.report_text import print_report
-
-    out = io.StringIO()
-    print_report(report(trace(hidden=4)), Console(file=out, width=200, color_system=None))
-    line = next(x for x in out.getvalue().splitlines() if x.startswith("weights"))
+    text = shown(blocks(ledger(trace(hidden=4)), full=True))
+    line = next(x for x in text.splitlines() if x.startswith("weights"))
     assert "≥ 200 B" in line and "≥ 4.88 KiB" in line
-    assert "weights ≥ ×5" in out.getvalue()
+    assert "weights ≥ ×5" in text
 
 
 def test_what_other_moves_do_not_say_is_a_bound_in_the_headline() -> None:
