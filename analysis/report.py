@@ -1,25 +1,49 @@
-"""The report on one trace: headline, accounting, ledger, coordination, and what cannot be seen."""
+"""The report on one trace: a headline, and a section for each question that it answers. Sections are computed when asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from hoptrace.analysis.accounting import Accounting, account
+from hoptrace.analysis.ceilings import Ceiling
 from hoptrace.analysis.coordination import Coordination, coordination
+from hoptrace.analysis.hidden import Hidden, hidden
+from hoptrace.analysis.layers import Layers, layers
 from hoptrace.analysis.ledger import Ledger, ledger
 from hoptrace.analysis.parts import CLASSES, part
+from hoptrace.analysis.reversibility import Reversibility, reversibility
 from hoptrace.analysis.serverstate import changes
+from hoptrace.analysis.stranding import Stranding, stranding
 from hoptrace.analysis.text import bytes_text, count_text, counted, percent
+from hoptrace.errors import UsageError
+from hoptrace.field_metrics import FieldMetrics, field_metrics
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
-from hoptrace.reconstruct import steps_of
+from hoptrace.step_source import step_source
 
-__all__ = ["SCHEMA", "Report", "headline", "none_seen", "origin_note", "report", "warnings"]
+__all__ = ["SCHEMA", "SECTIONS", "Report", "headline", "none_seen", "origin_note", "report", "warnings"]
 
-SCHEMA = "hoptrace.report/1"
+SCHEMA = "hoptrace.report/2"
+SECTIONS = {
+    "latency": "Latency",
+    "time": "Where the time goes",
+    "moves": "What moved",
+    "coordination": "Coordination",
+    "hidden": "Hidden carrying",
+    "layers": "Bottleneck layers",
+    "stranding": "Stranded memory",
+    "reversibility": "What could be handed over",
+    "unseen": "What this trace cannot show",
+}
+"""Sections by name, in the order of the report, with their titles."""
+
+PARTS_OF_REPORT = ("field", "hidden", "layers", "stranding", "reversibility")
+"""Fields of :class:`Report` that are computed only when a section that shows them is asked for."""
+
 # Runs in which others took more than a tenth of the CPU spread by tens of per cent (measured on a two-core machine).
 _FOREIGN = 0.1
 
@@ -29,7 +53,8 @@ class Report:
     """Everything that the report says; :mod:`hoptrace.analysis.report_text` renders it, ``as_dict`` gives it as JSON.
 
     ``headline`` is one sentence in words; ``origin_note`` says how the trace came to be; ``warnings`` are what a reader must
-    know before the figures (rows dropped, not closed, closed loop …); ``unseen`` is what the trace cannot show.
+    know before the figures (rows dropped, not closed, closed loop …); ``unseen`` is what the trace cannot show. What stands after
+    them is null where it was not asked for.
     """
 
     name: str
@@ -42,12 +67,17 @@ class Report:
     coordination: Coordination
     warnings: list[str]
     unseen: list[str]
+    field: FieldMetrics | None = None
+    hidden: Hidden | None = None
+    layers: Layers | None = None
+    stranding: Stranding | None = None
+    reversibility: Reversibility | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-ready values, stable under :data:`SCHEMA`: fields may be added, never change or go."""
         a = self.accounting
         se = a.interference_se["interference_se_ns"].drop_nulls()
-        return {
+        out = {
             "schema": SCHEMA,
             "trace": self.name,
             "origin": self.origin,
@@ -66,27 +96,56 @@ class Report:
                 "tail": a.tail.as_dict() if a.tail else None,
                 "interference_se_ns": round(float(se.sum()) / se.len()) if se.len() else None,
                 "steps_origin": a.steps_origin,
+                "level": a.level.as_dict() if a.level is not None else None,
                 "notes": a.notes,
             },
             "ledger": self.ledger.as_dict(),
             "coordination": self.coordination.as_dict(),
-            "warnings": self.warnings,
-            "unseen": self.unseen,
         }
+        for name in PARTS_OF_REPORT:
+            if (found := getattr(self, name)) is not None:
+                out[name] = found.as_dict()
+        return {**out, "warnings": self.warnings, "unseen": self.unseen}
 
 
-def report(trace: Trace) -> Report:
+def report(
+    trace: Trace,
+    *,
+    sections: Collection[str] = tuple(SECTIONS),
+    slo: Mapping[str, int] | None = None,
+    platform: Mapping[str, Any] | None = None,
+    ceilings: Sequence[Ceiling] = (),
+) -> Report:
     """The report on any trace, whatever it lacks.
+
+    Args:
+        sections: which of :data:`SECTIONS` will be looked at. None of them leaves the headline and what it rests on: metrics,
+            accounting, ledger, coordination.
+        slo: limits in ns for the goodput, as :func:`hoptrace.slo.parse_slo` gives them.
+        platform: rates of one device of every server, for the layers; ceilings: what replays said of them.
 
     Raises:
         InputError: a table is damaged.
+        UsageError: there is no such section.
     """
-    steps = steps_of(trace)
-    accounting = account(trace, steps=steps)
+    if wrong := [s for s in sections if s not in SECTIONS]:
+        raise UsageError(f"There is no section {wrong[0]!r}.", hint=f"Sections: {', '.join(SECTIONS)}.")
+    wanted = set(SECTIONS) if "unseen" in sections else set(sections)  # each has something that it cannot see
+    steps = step_source(trace)
+    accounting = account(trace)
     moved = ledger(trace, steps=steps)
-    arranged = coordination(trace, accounting=accounting, moved=moved)
+    arranged = coordination(trace, accounting=accounting, moved=moved, steps=steps)
     figures = summary(trace)
-    unseen = list(dict.fromkeys([*accounting.unseen, *moved.unseen, *arranged.unseen]))
+    field = field_metrics(trace, slo=slo) if "latency" in wanted or slo else None
+    carried = hidden(trace, steps=steps, accounting=accounting, moved=moved) if "hidden" in wanted else None
+    layered = (
+        layers(trace, steps=steps, accounting=accounting, platform=platform, ceilings=ceilings) if "layers" in wanted else None
+    )
+    stranded = stranding(trace, steps=steps) if "stranding" in wanted else None
+    reversible = reversibility(trace, steps=steps) if "reversibility" in wanted else None
+    unseen = [*accounting.unseen, *moved.unseen, *arranged.unseen]
+    for found in (field, carried, layered, stranded, reversible):
+        unseen += found.unseen if found is not None else []
     if figures.itl_left_out:
         unseen.append(
             f"ITL leaves out {figures.itl_left_out:,} of {counted(figures.finished, 'finished request')}: their tokens, counted "
@@ -102,36 +161,52 @@ def report(trace: Trace) -> Report:
         ledger=moved,
         coordination=arranged,
         warnings=warnings(trace, accounting, arranged),
-        unseen=unseen,
+        unseen=list(dict.fromkeys(unseen)),
+        field=field,
+        hidden=carried,
+        layers=layered,
+        stranding=stranded,
+        reversibility=reversible,
     )
 
 
 def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
-    """The trace in one sentence: what a request's time is, what moves per token, what coordination takes."""
+    """The trace in a few sentences: how much of the latency is coordination, carrying and work, what the rest is, and what
+    moves."""
     if "all" not in a.compositions:
         others = a.failed + a.unfinished + a.impossible
         if not others:
             return "No request was recorded: the trace shows what its counters and moves show, and no latency."
         return f"None of its {others:,} requests is known to have finished: the trace shows their work, and no latency."
-    shares = sorted(((k, v) for k, v in a.shares["all"].items() if v is not None), key=lambda x: -x[1])
-    named = [f"{percent(v)} {k}" for k, v in shares[:3] if v >= 0.01 and k != "coordination"]
-    requests = "The one finished request's" if a.finished == 1 else f"The {a.finished:,} finished requests'"
-    text = f"{requests} time is {_joined(named)}; {_coordination_text(arranged)}"
+    shares = a.shares["all"]
+    carried = "carrying data cannot be seen" if shares["carrying"] is None else f"{percent(shares['carrying'])} carrying data"
+    worked = (
+        "work cannot be told apart" if shares["work"] is None else f"{percent(shares['work'])} work (arithmetic and own memory)"
+    )
+    requests = "the one finished request's" if a.finished == 1 else f"the {a.finished:,} finished requests'"
+    text = f"Of {requests} time {_coordination_text(arranged)}, {carried}, {worked}"
+    rest = [(k, v) for k, v in shares.items() if v is not None and k not in ("coordination", "carrying", "work")]
+    named = [f"{percent(v)} {k}" for k, v in sorted(rest, key=lambda x: -x[1]) if v >= 0.005]
+    text += f"; the rest is {_joined(named)}." if named else "."
+    return f"{text}{_moved_text(moved)}"
+
+
+def _moved_text(moved: Ledger) -> str:
+    """What moves per output token: counted (else assumed, and said so), and the server's own memory, which is derived."""
+    said = []
     for basis in ("counted", "assumed"):
         seen = _of_basis(moved.per_token(memory=False), basis)
         if seen and seen["bytes"] is not None:
             moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
             bound = "at least " if _of_basis(moved.totals(memory=False), basis)["bytes_unknown"] else ""  # type: ignore[index]
-            size = bound + bytes_text(seen["bytes"])
-            text += f"; each output token takes {count_text(moves)} transfers of together {size} ({basis})"
+            said.append(f"{count_text(moves)} transfers of together {bound}{bytes_text(seen['bytes'])} ({basis})")
             break
     own = _of_basis(moved.per_token(memory=True), "derived")
     if own and own["bytes"] is not None:
-        text += f"; the server reads and writes {bytes_text(own['bytes'])} of its own memory per output token (derived)"
+        said.append(f"{bytes_text(own['bytes'])} of the server's own memory (derived)")
     elif own and (least := moved.memory_at_least()) is not None:
-        text += f"; the server reads and writes at least {bytes_text(least)} of its own memory per output token (derived"
-        text += ", not all steps are known)"
-    return text + "."
+        said.append(f"at least {bytes_text(least)} of the server's own memory (derived, not all steps are known)")
+    return f" Each output token takes {_joined(said)}." if said else ""
 
 
 def none_seen(arranged: Coordination) -> bool:
@@ -145,10 +220,10 @@ def _coordination_text(arranged: Coordination) -> str:
     share = arranged.share["all"]
     hidden = [part(n).label for n, v in arranged.parts_ns.items() if v is None]
     if share is None:
-        return "how much of it is coordination cannot be seen"
+        return "coordination cannot be seen"
     if none_seen(arranged):
-        return f"no coordination is seen in it ({_joined(hidden)} cannot be)"
-    return f"coordination takes {percent(share)} of it"
+        return f"no coordination is seen ({_joined(hidden)} cannot be)"
+    return f"{percent(share)} is coordination"
 
 
 def _of_basis(frame: pl.DataFrame, basis: str) -> dict[str, Any] | None:
@@ -156,7 +231,7 @@ def _of_basis(frame: pl.DataFrame, basis: str) -> dict[str, Any] | None:
 
 
 def _joined(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "nothing but coordination"
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
 def origin_note(trace: Trace) -> str:

@@ -1,93 +1,58 @@
-"""Everything that `hoptrace explain` can explain: metrics, parts and classes of latency, figures of ledger and coordination."""
+"""Everything that `hoptrace explain` can explain: metrics, parts and classes of latency, and the figures of each section."""
 
 from __future__ import annotations
 
 import difflib
 
+from hoptrace.analysis import ceilings, coordination, hidden, layers, ledger_terms, reversibility, stranding
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.term import Term, sql_of
 from hoptrace.errors import UsageError
+from hoptrace.field_metrics import FIELD_METRICS
 from hoptrace.metrics import METRICS
 
 __all__ = ["Term", "find", "terms"]
 
-
-_COORDINATION = [
+_REUSE = sql_of("ledger_reuse")
+_CACHE = (
     Term(
-        "coordination_share",
-        "coordination",
-        "coordination share",
-        "share of e2e",
-        "Σ coordination ÷ Σ e2e",
-        "How much of what users waited for was arranging. An overloaded server shows capacity, not coordination. At a "
-        "percentile: over the requests around it by end-to-end time.",
-    ),
-    Term(
-        "operations_per_token",
-        "coordination",
-        "operations per token",
-        "operations/token",
-        "Σ count of waits of a kind ÷ output tokens",
-        "Recorded waits of coordination kinds, whether a request or a step waited. Transfer, recompute, queue and capacity "
-        "belong to other figures.",
-        sql_of("coordination_waits"),
-    ),
-    Term(
-        "semantic_density",
-        "coordination",
-        "semantic density",
-        "bytes/operation",
-        "payload bytes ÷ control operations",
-        "How much is carried for each operation that only arranges. Over the moves that know both; counted and assumed apart.",
-        sql_of("coordination_density"),
-    ),
-    Term(
-        "run_delay",
-        "coordination",
-        "run-queue delay",
-        "ns",
-        "Σ increase of run_delay_ns of the server's processes",
-        "Time in which a thread of the server wanted a CPU and had none. Its share: delay ÷ (delay + CPU time).",
-        sql_of("counter_totals"),
-    ),
-]
-
-_LEDGER = [
-    Term(
-        "moves",
-        "ledger",
-        "moves",
-        "bytes, transfers, hops",
-        "sums of `moves` by object, way, mechanism and basis",
-        "What went from one place to another. Hops and control operations are those of a transfer's access path, times the "
-        "transfers. Counted, derived and assumed figures are never added up. Memory → compute comes from `steps`: weight_bytes, "
-        "kv_read_bytes, kv_write_bytes.",
-        sql_of("ledger_moves"),
-    ),
-    Term(
-        "amplification",
-        "ledger",
-        "amplification",
-        "×",
-        "bytes moved for an object over all links ÷ its size, counted once",
-        "How often an object was carried: 1 would be each byte once over one link. Given where the size is known: weights "
-        "(manifest), KV (as written), tokens (4 bytes an id, assumed), prompts (1 byte a character, assumed).",
-    ),
-    Term(
-        "reuse",
-        "ledger",
-        "reuse",
+        "cached_token_rate",
+        "metric",
+        "Cached-token rate",
         "share of prompt tokens",
         "Σ cached_tokens ÷ Σ prompt_tokens, over stays that know both",
-        "Prompt tokens that a cache gave, by tier where the engine tells it. Own tokens found again after a preemption "
-        "(resumed_tokens) are no reuse and are counted apart.",
+        "Prompt tokens that a cache gave, of all that were looked up, weighted by tokens. Own tokens that a preempted request "
+        "finds again are no reuse: see resumed_tokens.",
+        f"SELECT sum(cached_tokens) / nullif(sum(prompt_tokens), 0) AS value\nFROM (\n{_REUSE}\n)",
     ),
-]
+    Term(
+        "prefix_hit_by_tier",
+        "metric",
+        "Prefix hits by tier",
+        "tokens",
+        "Σ cached_device_tokens, cached_host_tokens, cached_peer_tokens, cached_pool_tokens, cached_disk_tokens",
+        "Which memory the cached tokens came from, where the engine tells. What it does not tell is in cached_tokens alone.",
+        "SELECT "
+        + ", ".join(f"sum({t})::BIGINT AS {t}" for t in ("device", "host", "peer", "pool", "disk"))
+        + f"\nFROM (\n{_REUSE}\n)",
+    ),
+    Term(
+        "resumed_tokens",
+        "metric",
+        "Tokens found again after a preemption",
+        "tokens",
+        "Σ resumed_tokens",
+        "A request that lost its place looks up its own tokens when it gets one again. Engines may count that as prefix hits; "
+        "here it is apart, since no other request's work is saved.",
+        f"SELECT sum(resumed_tokens)::BIGINT AS value\nFROM (\n{_REUSE}\n)",
+    ),
+)
 
 
 def terms() -> dict[str, Term]:
-    """All terms by name, in the order in which they are listed."""
-    out = [Term(m.name, "metric", m.title, m.unit, m.formula, m.doc, m.sql) for m in METRICS.values()]
+    """All terms by name, those of a kind together, in the order in which they are listed."""
+    out = [Term(m.name, "metric", m.title, m.unit, m.formula, m.doc, m.sql) for m in (*METRICS.values(), *FIELD_METRICS.values())]
+    out += _CACHE
     out += [
         Term(
             p.name,
@@ -104,8 +69,10 @@ def terms() -> dict[str, Term]:
             continue
         members = ", ".join(p.name for p in PARTS if p.klass == name)
         out.append(Term(name.replace(" ", "_"), "class of latency", name, "ns", f"Σ {members}", doc))
-    out += _COORDINATION + _LEDGER
-    return {t.name: t for t in out}
+    for module in (coordination, hidden, ledger_terms, layers, ceilings, stranding, reversibility):
+        out += module.TERMS
+    kinds = list(dict.fromkeys(t.kind for t in out))
+    return {t.name: t for t in sorted(out, key=lambda t: kinds.index(t.kind))}
 
 
 def find(name: str) -> Term:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
+from hoptrace.analysis.composition import Composition
+from hoptrace.analysis.parts import PARTS
 from hoptrace.app.charts import CLASS_SCALE, axis_unit
 from hoptrace.app.theme import classes, inks, order
 
-__all__ = ["accounting", "class_shares"]
+__all__ = ["accounting", "class_shares", "parts_frame"]
 
 _NAMED_FROM = 0.09
 """A segment narrower than this share of the longest bar bears no name: the tooltip and the table do."""
@@ -119,3 +123,25 @@ def class_shares(frame: pl.DataFrame) -> alt.LayerChart:
     )
     chart: alt.LayerChart = alt.layer(bars, names).resolve_scale(color="independent").properties(height=140)
     return chart
+
+
+def parts_frame(compositions: dict[str, Composition], names: dict[str, str]) -> pl.DataFrame:
+    """row, part, class, ns, share, doc: what the accounting chart and its table show. ``names``: composition → row."""
+    rows: list[dict[str, Any]] = []
+    for key, name in names.items():
+        whole = compositions.get(key)
+        if whole is None:
+            continue
+        shares = whole.part_shares
+        for p in PARTS:
+            row = {
+                "row": name,
+                "part": p.label,
+                "class": p.klass,
+                "ns": whole.parts[p.name],
+                "share": shares[p.name],
+                "doc": p.doc,
+            }
+            rows.append(row)
+    schema = {"row": pl.String, "part": pl.String, "class": pl.String, "ns": pl.Float64, "share": pl.Float64, "doc": pl.String}
+    return pl.DataFrame(rows, schema=schema)

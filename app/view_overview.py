@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 import streamlit as st
 
-from hoptrace.analysis.composition import Composition
 from hoptrace.analysis.ledger import Ledger
 from hoptrace.analysis.osfigures import OsFigures
 from hoptrace.analysis.parts import CLASSES, PARTS
@@ -15,6 +12,7 @@ from hoptrace.analysis.report import Report
 from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 from hoptrace.app import charts_overview as draw
 from hoptrace.app import data
+from hoptrace.app.charts_overview import parts_frame
 from hoptrace.app.view_origin import badge, origin
 from hoptrace.app.words import per_second, plain
 from hoptrace.metrics import METRICS, Stat
@@ -97,28 +95,6 @@ def _per_token(ledger: Ledger) -> None:
         )
 
 
-def parts_frame(compositions: dict[str, Composition], names: dict[str, str]) -> pl.DataFrame:
-    """row, part, class, ns, share, doc: what the accounting chart and its table show. ``names``: composition → row."""
-    rows: list[dict[str, Any]] = []
-    for key, name in names.items():
-        whole = compositions.get(key)
-        if whole is None:
-            continue
-        shares = whole.part_shares
-        for p in PARTS:
-            row = {
-                "row": name,
-                "part": p.label,
-                "class": p.klass,
-                "ns": whole.parts[p.name],
-                "share": shares[p.name],
-                "doc": p.doc,
-            }
-            rows.append(row)
-    schema = {"row": pl.String, "part": pl.String, "class": pl.String, "ns": pl.Float64, "share": pl.Float64, "doc": pl.String}
-    return pl.DataFrame(rows, schema=schema)
-
-
 def _accounting(report: Report) -> None:
     accounting = report.accounting
     st.subheader(
@@ -197,10 +173,9 @@ def _ledger(ledger: Ledger) -> None:
     if ledger.rows.is_empty():
         st.caption("No moves were recorded, and no steps from which memory traffic could be derived.")
         return
-    largest = ledger.rows.sort("bytes", "object", "src", descending=[True, False, False], nulls_last=True).head(_LARGEST)
-    tokens = ledger.output_tokens
-    rates = [r["bytes_per_output_token"] for r in ledger.as_dict()["rows"]]
-    by_row = dict(zip(ledger.rows.select("object", "src", "dst", "mechanism", "basis").rows(), rates, strict=True))
+    rates = ledger.matrix()["bytes_per_output_token"].alias("per_token")
+    ordered = ledger.rows.with_columns(rates)
+    largest = ordered.sort("bytes", "object", "src", descending=[True, False, False], nulls_last=True).head(_LARGEST)
     shown = [
         {
             "object": r["object"],
@@ -208,9 +183,7 @@ def _ledger(ledger: Ledger) -> None:
             "to": r["dst"],
             "how": r["mechanism"],
             "bytes": bytes_text(r["bytes"]),
-            "per output token": bytes_text(by_row[(r["object"], r["src"], r["dst"], r["mechanism"], r["basis"])])
-            if tokens
-            else bytes_text(None),
+            "per output token": bytes_text(r["per_token"]),
             "moves": count_text(r["moves"]),
             "transfers": count_text(r["transfers"]),
             "control operations": count_text(r["control_ops"]),
