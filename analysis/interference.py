@@ -93,10 +93,13 @@ class Interference:
         return ns, low + (high - low) * fraction[:, None]
 
 
-def model_of(steps: pl.DataFrame, cost: StepCost | None) -> tuple[Model | None, list[str], list[str], str | None]:
-    """(the model, notes, what it cannot tell, why there is none), from all steps of a trace.
+def model_of(
+    steps: pl.DataFrame, cost: StepCost | None, every: pl.LazyFrame | None = None
+) -> tuple[Model | None, list[str], list[str], str | None]:
+    """(the model, notes, what it cannot tell, why there is none), from the steps of a trace.
 
-    ``cost``: where it is not given, it is fitted to the steps, and phases that no step shows alone are left out.
+    ``cost``: where it is not given, it is fitted to the steps, and phases that no step shows alone are left out. ``every``: all
+    steps, where ``steps`` is a sample of them.
     """
     phases, notes, unseen = frozenset(PHASES), list[str](), list[str]()
     if cost is None:
@@ -107,7 +110,7 @@ def model_of(steps: pl.DataFrame, cost: StepCost | None) -> tuple[Model | None, 
         p50 = cost.error.get("p50")
         error = f", median error {p50:.1%}" if isinstance(p50, float) else ""
         notes.append(f"Split of mixed steps by a step cost fitted to {cost.error.get('n')} steps{error}.")
-        phases, unseen = told_apart(steps)
+        phases, unseen = told_apart(steps if every is None else every)
     x, y = _sampled(steps)
     c = cost._cost(x).astype(np.float64)
     whole = (c > 0) & (y > 0)
@@ -138,16 +141,21 @@ def _spread(y: Floats, c: Floats, which: npt.NDArray[np.bool_]) -> tuple[float, 
     return float(np.sqrt(np.mean((relative[kept] - bias) ** 2))), bias
 
 
-def told_apart(steps: pl.DataFrame) -> tuple[frozenset[str], list[str]]:
+def told_apart(steps: pl.DataFrame | pl.LazyFrame) -> tuple[frozenset[str], list[str]]:
     """Phases ("prefill", "decode") whose interference a fit to the steps can tell, and a sentence for each other one.
 
     What a mixed step would have cost without the decoders shows only in steps without them, and likewise for prompts: with
     next to none of those, a fit puts the cost of the other phase into its constant, and the split would come out as 0.
     """
-    known = steps.drop_nulls(list(COMPOSITION))
-    prefill, decode = known["prefill_tokens"] > 0, known["decode_requests"] > 0
-    mixed = int((prefill & decode).sum())
-    alone = {"prefill": int((prefill & ~decode).sum()), "decode": int((decode & ~prefill).sum())}
+    prefill, decode = pl.col("prefill_tokens") > 0, pl.col("decode_requests") > 0
+    counts = (
+        steps.lazy()
+        .select(COMPOSITION)
+        .drop_nulls()
+        .select(pl.len(), (prefill & decode).sum().alias("m"), (prefill & ~decode).sum().alias("p"), (decode & ~prefill).sum())
+    )
+    height, mixed, *rest = counts.collect(engine="streaming").row(0)
+    alone = dict(zip(("prefill", "decode"), rest, strict=True))
     enough = max(_ALONE, mixed // 1000)
     phases = frozenset(p for p, n in alone.items() if not mixed or n >= enough)
     told = {"prefill": ("prompts", "decoders", "prefill"), "decode": ("decoders", "prompts", "decode")}
@@ -155,15 +163,16 @@ def told_apart(steps: pl.DataFrame) -> tuple[frozenset[str], list[str]]:
     for phase in sorted(told.keys() - phases):
         only, other, name = told[phase]
         said.append(
-            f"Interference on {name}: {alone[phase]:,} of {known.height:,} steps hold {only} alone, too few to tell what {other} "
+            f"Interference on {name}: {alone[phase]:,} of {height:,} steps hold {only} alone, too few to tell what {other} "
             f"add in the {mixed:,} mixed steps, so that time counts as {name}."
         )
     return phases, said
 
 
-def without_composition(steps: pl.DataFrame) -> int:
+def without_composition(steps: pl.LazyFrame) -> int:
     """How many steps do not say what was in them."""
-    return steps.height - steps.drop_nulls(list(COMPOSITION)).height
+    blank = pl.any_horizontal(pl.col(c).is_null() for c in COMPOSITION)
+    return int(steps.select(blank.sum()).collect(engine="streaming").item())
 
 
 def interference_of(g: pl.DataFrame, length: Ints, model: Model) -> dict[str, Interference]:
