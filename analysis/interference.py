@@ -118,9 +118,23 @@ def model_of(
     prefill, decode = x[:, _PREFILL] > 0, x[:, _DECODE] > 0
     covariance = cost.covariance_ps2
     used = tuple(np.flatnonzero(np.any(np.array(covariance) != 0, axis=0)).tolist()) if covariance is not None else ()
+    notes += _extrapolated(x, prefill, decode)
     spread, bias = _spread(y, c, prefill & decode)
     alone = {"prefill": _spread(y, c, prefill & ~decode)[0], "decode": _spread(y, c, decode & ~prefill)[0]}
     return Model(cost, phases, spread, alone, bias, covariance is not None, used), notes, unseen, None
+
+
+def _extrapolated(x: Ints, prefill: npt.NDArray[np.bool_], decode: npt.NDArray[np.bool_]) -> list[str]:
+    """Where mixed steps hold more decoders than were ever seen alone."""
+    mixed, alone = x[prefill & decode, _DECODE], x[decode & ~prefill, _DECODE]
+    most = int(alone.max()) if len(alone) else 0
+    beyond = int((mixed > most).sum())
+    if not beyond or not most:
+        return []
+    return [
+        f"{beyond:,} of {len(mixed):,} mixed steps hold more decoders than any step without prompts ({most:,}): what they would "
+        "have taken alone is extrapolated."
+    ]
 
 
 def _sampled(steps: pl.DataFrame) -> tuple[Ints, Floats]:
@@ -169,10 +183,10 @@ def told_apart(steps: pl.DataFrame | pl.LazyFrame) -> tuple[frozenset[str], list
     return phases, said
 
 
-def without_composition(steps: pl.LazyFrame) -> int:
+def without_composition(steps: pl.DataFrame | pl.LazyFrame) -> int:
     """How many steps do not say what was in them."""
     blank = pl.any_horizontal(pl.col(c).is_null() for c in COMPOSITION)
-    return int(steps.select(blank.sum()).collect(engine="streaming").item())
+    return int(steps.lazy().select(blank.sum()).collect(engine="streaming").item())
 
 
 def interference_of(g: pl.DataFrame, length: Ints, model: Model) -> dict[str, Interference]:
