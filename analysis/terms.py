@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-from hoptrace.analysis import ceilings, coordination, hidden, layers, ledger_terms, reversibility, stranding
+from hoptrace.analysis import (
+    ceilings,
+    coordination,
+    hidden_terms,
+    layers_terms,
+    ledger_terms,
+    reversibility_terms,
+    stranding_terms,
+)
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.term import Term, sql_of
 from hoptrace.errors import UsageError
@@ -69,7 +77,7 @@ def terms() -> dict[str, Term]:
             continue
         members = ", ".join(p.name for p in PARTS if p.klass == name)
         out.append(Term(name.replace(" ", "_"), "class of latency", name, "ns", f"Σ {members}", doc))
-    for module in (coordination, hidden, ledger_terms, layers, ceilings, stranding, reversibility):
+    for module in (coordination, hidden_terms, ledger_terms, layers_terms, ceilings, stranding_terms, reversibility_terms):
         out += module.TERMS
     kinds = list(dict.fromkeys(t.kind for t in out))
     return {t.name: t for t in sorted(out, key=lambda t: kinds.index(t.kind))}
