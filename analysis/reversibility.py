@@ -16,6 +16,7 @@ import polars as pl
 
 from hoptrace.analysis.reversibility_drain import Drain, drains
 from hoptrace.analysis.reversibility_holders import Holding, Moments, holdings
+from hoptrace.analysis.reversibility_terms import TERMS
 from hoptrace.analysis.stranding_beside import Levels, cached_levels
 from hoptrace.analysis.stranding_exact import Ints
 from hoptrace.analysis.stranding_line import Lines, lines
@@ -25,7 +26,7 @@ from hoptrace.platform import Link, graph_of
 from hoptrace.reader import Trace
 from hoptrace.step_source import StepSource, step_source
 
-__all__ = ["HORIZONS_S", "MOMENTS", "Reclaim", "Reversibility", "Within", "reversibility"]
+__all__ = ["HORIZONS_S", "MOMENTS", "TERMS", "Reclaim", "Reversibility", "Within", "reversibility"]
 
 HORIZONS_S = (0.1, 1.0, 10.0, 100.0)
 MOMENTS = 500

@@ -19,10 +19,11 @@ from hoptrace.analysis.stranding_line import lines
 from hoptrace.analysis.stranding_rank import Rank
 from hoptrace.analysis.stranding_stays import stays
 from hoptrace.analysis.stranding_sums import SERIES, Common, Sums, sweep
+from hoptrace.analysis.stranding_terms import TERMS
 from hoptrace.reader import Trace
 from hoptrace.step_source import StepSource, step_source
 
-__all__ = ["Pool", "Space", "Stranding", "stranding"]
+__all__ = ["TERMS", "Pool", "Space", "Stranding", "stranding"]
 
 BINS = 500
 """Bins of a series at most; fewer where there are many, so that a chart of all holds some 5,000 marks."""

@@ -77,7 +77,9 @@ class Levels:
 def cached_levels(trace: Trace) -> dict[tuple[str, int], Levels]:
     """By (server, dp_rank): blocks in the cache of the device's memory, as far as block events were recorded. A lower bound:
     what was cached before the recording is seen only when it goes."""
-    found = {}
+    found: dict[tuple[str, int], Levels] = {}
+    if not trace.has("blocks"):
+        return found
     for (server, dp), own in query(trace, "stranding_blocks").group_by(["server", "dp_rank"], maintain_order=True):
         level = pl.col("blocks").cum_sum().over("clears")
         # More went than was seen to come: so many stood there before.
@@ -90,6 +92,8 @@ def cached_levels(trace: Trace) -> dict[tuple[str, int], Levels]:
 
 def gauges(trace: Trace) -> list[Gauge]:
     """Gauges of memory among the counters: resident sets, device memory, NUMA nodes, as collectors name them."""
+    if not trace.has("counters"):
+        return []
     rows = [
         r
         for r in counter_totals(trace).iter_rows(named=True)

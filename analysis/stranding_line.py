@@ -167,5 +167,5 @@ def _firsts(steps: pl.LazyFrame, ranks: list[Rank], cuts: list[int]) -> dict[tup
     out = {}
     for r in low.join(rows, on=["server", "dp_rank", "start_ns"]).sort("step", descending=True).iter_rows(named=True):
         i, value = index[r["server"], r["dp_rank"]]
-        out[i, r["chunk"]] = (r["start_ns"], r[value], r["decode_requests"] or 0)
+        out[i, r["chunk"]] = (r["start_ns"], r[value], r["decode_requests"] or 0, r["capacity"])
     return out

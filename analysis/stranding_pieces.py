@@ -15,18 +15,18 @@ from hoptrace.analysis.stranding_rank import Rank
 __all__ = ["UNKNOWN", "Next", "Pieces", "columns", "pieces_of"]
 
 UNKNOWN = -1
-Next = tuple[int, int | None, int]
-"""Of the first step after a chunk: start_ns, tokens in use, requests that decode in it."""
+Next = tuple[int, int | None, int, int | None]
+"""Of the first step after a chunk: start_ns, tokens in use, requests that decode in it, capacity."""
 
 
 @dataclass(frozen=True)
 class Pieces:
     """Pieces of one rank: ``start`` ≤ t < ``end``, ascending, without overlap; what they leave out is not known.
 
-    ``used``, ``held`` (by the requests that compute, at most), ``capacity`` (−1: not told): tokens. ``step``: the step, or the
-    last one before the gap (−1: before the first); ``inside``: 1 within a step, 0 in a gap. Of the step, −1 where not told:
-    ``running`` and ``waiting`` (requests), ``queued`` (tokens of those that wait), ``preempted`` (requests), ``back`` (those of
-    the waiting that have run already) and ``back_tokens``.
+    ``since``: when what it tells was so, also where it is cut. ``used``, ``held`` (by the requests that compute, at most),
+    ``capacity`` (−1: not told): tokens. ``step``: the step, or the last one before the gap (−1: before the first); ``inside``: 1
+    within a step, 0 in a gap. Of the step, −1 where not told: ``running`` and ``waiting`` (requests), ``queued`` (tokens of
+    those that wait), ``preempted`` (requests), ``back`` (those of the waiting that have run already) and ``back_tokens``.
     """
 
     start: Ints
@@ -42,6 +42,7 @@ class Pieces:
     preempted: Ints
     back: Ints
     back_tokens: Ints
+    since: Ints
 
     @classmethod
     def none(cls) -> Pieces:
@@ -114,10 +115,12 @@ def pieces_of(rank: Rank, rows: pl.DataFrame, begun: bool, low: int, high: int, 
     """
     found: list[Pieces] = []
     if not begun:
-        first = (int(rows["start_ns"][0]), None, rows["decode_requests"][0] or 0) if rows.height else following
+        first = following
+        if rows.height:
+            first = (int(rows["start_ns"][0]), None, rows["decode_requests"][0] or 0, rows["capacity"][0])
         # Where the first step finds somebody who decodes already, the time before it holds more than was seen.
         if first is not None and not first[2] and rank.knows_gaps and rank.from_ns < first[0]:
-            found.append(_empty(rank, rank.from_ns, first[0], _first(rows, "capacity")))
+            found.append(_empty(rank, rank.from_ns, first[0], first[3]))
     if rows.height:
         found.append(_of_rows(rank, rows, following))
     return _joined(found).within(low, high).without(rank.away)
@@ -127,22 +130,24 @@ def _of_rows(rank: Rank, rows: pl.DataFrame, following: Next | None) -> Pieces:
     start = np.maximum.accumulate(_ints(rows["start_ns"]))
     then = np.append(start[1:], following[0] if following is not None else MOST_NS)
     until = np.minimum(np.maximum(_ints(rows["end_ns"]), start), then)
-    capacity = _ints(rows["capacity"])
+    capacity = np.append(_ints(rows["capacity"]), UNKNOWN if following is None or following[3] is None else following[3])
     if rank.capacity_tokens is not None:
         capacity = np.where(capacity < 0, rank.capacity_tokens, capacity)
+    # The step after them stands last, for the gap before it.
     used = _ints(rows["used" if rank.basis == "counted" else "context"])
+    used = np.append(used, UNKNOWN if following is None or following[1] is None else following[1])
     if rank.basis == "derived":
         used = np.where((capacity >= 0) & (used > capacity), capacity, used)  # a shared prefix counts for each who has it
     used = np.where((capacity >= 0) & (used > capacity), UNKNOWN, used)
+    used, after, capacity = used[:-1], used[1:], capacity[:-1]
     members, running, context = _ints(rows["members"]), _ints(rows["running"]), _ints(rows["context"])
     whole = (context >= 0) & (members >= 0) & ((running < 0) | (running == members))
     held = np.where(whole, np.minimum(used, context + members * (rank.block_tokens - 1)), used)
     step = _ints(rows["step"])
     told = [_ints(rows[c]) for c in ("waiting", "queued", "preempted", "back", "back_tokens")]
-    inside = Pieces(start, until, used, held, capacity, step, np.ones_like(start), running, *told)
+    inside = Pieces(start, until, used, held, capacity, step, np.ones_like(start), running, *told, start)
 
     gone = rank.nobody(step, until, then)
-    after = np.append(used[1:], UNKNOWN if following is None or following[1] is None else following[1])
     rest = np.where((used < 0) | (after < 0), UNKNOWN, np.minimum(used, after))
     rest = np.where(gone, 0, rest if rank.knows_gaps else UNKNOWN)
     if following is None:
@@ -150,19 +155,26 @@ def _of_rows(rank: Rank, rows: pl.DataFrame, following: Next | None) -> Pieces:
     # Who waited in the last step of all need not wait in the gap behind it.
     unsaid = [np.where(gone, UNKNOWN, t) for t in told]
     nothing = np.zeros_like(start)
-    gap = Pieces(until, then, rest, np.minimum(rest, held), capacity, step, nothing, np.where(gone, 0, running), *unsaid)
+    gap = Pieces(
+        until,
+        then,
+        rest,
+        np.where(held < 0, rest, np.minimum(rest, held)),
+        capacity,
+        step,
+        nothing,
+        np.where(gone, 0, running),
+        *unsaid,
+        until,
+    )
     both = _joined([inside, gap])
     return both.take((both.used >= 0) & (both.start < both.end))
 
 
 def _empty(rank: Rank, start: int, end: int, capacity: int | None) -> Pieces:
     capacity = capacity if capacity is not None else rank.capacity_tokens
-    values = (start, end, 0, 0, UNKNOWN if capacity is None else capacity, UNKNOWN, 0, 0, *(UNKNOWN,) * 5)
+    values = (start, end, 0, 0, UNKNOWN if capacity is None else capacity, UNKNOWN, 0, 0, *(UNKNOWN,) * 5, start)
     return Pieces(*(np.array([v], dtype=np.int64) for v in values))
-
-
-def _first(rows: pl.DataFrame, column: str) -> int | None:
-    return None if rows.is_empty() else rows[column][0]
 
 
 def _joined(found: list[Pieces]) -> Pieces:

@@ -60,20 +60,20 @@ class Queue:
     def wants(self, rank: Rank, p: Pieces) -> Wants:
         """What the queue wants in each piece."""
         told = p.waiting >= 0
-        length = np.where(told, p.waiting, np.maximum(self.length(p.start), 0))
+        length = np.where(told, p.waiting, np.maximum(self.length(p.since), 0))
         known = told | (len(self.came) > 0)
         free = p.capacity - p.used
         slots = rank.slots or 0
         slots_full = (p.running >= slots) if slots else np.zeros(len(free), dtype=np.bool_)
-        need = np.maximum(self.head_need(p.start), rank.block_tokens)
+        need = np.maximum(self.head_need(p.since), rank.block_tokens)
         # A preempted one stands at the head, and needs what it had.
         back = np.where(p.back > 0, p.back_tokens // np.maximum(p.back, 1), 0)
         need = np.where(back > 0, np.maximum(back, rank.block_tokens), need)
         lacks = (p.capacity >= 0) & (length > 0) & ~slots_full & (free < need)
         lacks |= p.preempted > 0
         if len(self.spans[0]):
-            begun = np.searchsorted(self.spans[0], p.start, side="right") - 1
-            lacks |= (begun >= 0) & (p.start < self.spans[1][np.maximum(begun, 0)])
+            begun = np.searchsorted(self.spans[0], p.since, side="right") - 1
+            lacks |= (begun >= 0) & (p.since < self.spans[1][np.maximum(begun, 0)])
         places = np.maximum(slots - np.maximum(p.running, 0), 1) if slots else length
         runnable = np.minimum(np.maximum(places, 1), np.maximum(length, 1))
         share = -(-p.queued * runnable // np.maximum(length, 1))
@@ -96,6 +96,8 @@ def queue_of(rank: Rank, stays: pl.DataFrame, spans: dict[str, tuple[Ints, Ints]
 
 def capacity_waits(trace: Trace) -> dict[str, tuple[Ints, Ints]]:
     """By server: intervals in which a recorded wait for KV ran, ascending, apart."""
+    if not trace.has("waits"):
+        return {}
     found = query(trace, "stranding_waits")
     return {
         str(server): (own["start_ns"].to_numpy(), own["end_ns"].to_numpy())

@@ -83,7 +83,8 @@ def reclaimable(frame: pl.DataFrame) -> alt.LayerChart:
         ),
     )
     worst: alt.Chart = base.mark_tick(thickness=2, color=GREY).encode(x=alt.X("worst:Q"))
-    chart: alt.LayerChart = (bars + worst).properties(height=40 + 68 * max(1, data["of"].n_unique()), width=640)
+    height = 40 + 68 * max(1, data["of"].n_unique())
+    chart: alt.LayerChart = alt.layer(bars, worst).resolve_scale(color="independent").properties(height=height, width=640)
     return chart
 
 
