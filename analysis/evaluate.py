@@ -87,6 +87,9 @@ def evaluate(
 
     label = plan.label[base] if len(base) else base
     line = plan.line[base] if len(base) else base
+    stepped = np.array([s is not None for s in steplines] + [False])[line]  # the last is of no server
+    for name in ("prefill", "decode"):
+        label = np.where(label == L[f"between_{name}"], np.where(stepped, L["between"], L[name]), label)
     run = np.full(len(a), -1, dtype=np.int64)
     # Idle runs lie over the outline, waits over both, working runs over all.
     i = idle.at(a)

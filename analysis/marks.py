@@ -13,12 +13,12 @@ from hoptrace.reader import Trace
 
 __all__ = ["LABELS", "Outline", "outline", "read_requests", "read_stays"]
 
-# What an interval of the outline, a run of steps or a recorded wait can be. The last five are evaluated further:
+# What an interval of the outline, a run of steps or a recorded wait can be. The last seven are evaluated further:
 # `arranging` is queueing after a hand-over, where time with room is the hand-over's.
 LABELS = (
     "client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted", "recompute",
     "host_gap", "skipped", "handover", "queue_slots", "queue_kv", "queue_budget", "queue_full", "queue_room", "queue_unknown",
-    "queue", "arranging", "between", "prefill_steps", "decode_steps",
+    "queue", "arranging", "between_prefill", "between_decode", "between", "prefill_steps", "decode_steps",
 )  # fmt: skip
 L = {name: i for i, name in enumerate(LABELS)}
 
@@ -218,7 +218,11 @@ def _label(
     running = left == _SCHEDULED
     label[running & ((right == _STAY_END) | (right == _LAST)) & np.isin(role, ("encode", "prefill"))] = L["prefill"]
     label[running & ((right == _STAY_END) | (right == _LAST)) & (role == "decode")] = L["decode"]
-    label[running & steps & ((right == _STAY_END) | (right == _RUN_END))] = L["between"]
+    # Between steps; of a server whose steps nobody knows, its role says what it did.
+    between = running & steps & ((right == _STAY_END) | (right == _RUN_END))
+    label[between] = L["between"]
+    label[between & np.isin(role, ("encode", "prefill"))] = L["between_prefill"]
+    label[between & (role == "decode")] = L["between_decode"]
     label[running & (right == _FIRST)] = L["prefill"]
     label[(left == _FIRST) & ((right == _LAST) | (right == _FINISH))] = L["decode"]
     label[(left == _RUN_END) & complete] = L["delivery"]
