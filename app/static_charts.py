@@ -67,6 +67,9 @@ def _merged(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 def _plain(text: str, name: str) -> str:
     """The SVG as it may stand in a page."""
     root = ET.fromstring(text)
+    # Vega numbers its ids over the life of the process: here they begin anew with each chart.
+    ids = [e.attrib["id"] for e in root.iter() if "id" in e.attrib]
+    names = {old: f"{name}-{i}" for i, old in enumerate(ids)}
     for element in root.iter():
         said = element.attrib.pop("aria-label", None)
         is_mark = element.attrib.pop("aria-roledescription", None) not in (None, "axis", "legend", "title", "container")
@@ -78,11 +81,11 @@ def _plain(text: str, name: str) -> str:
             element.insert(0, title)
         for key, value in list(element.attrib.items()):
             if key == "id":
-                element.set(key, f"{name}-{value}")
+                element.set(key, names[value])
             elif value == _TEXT:
                 element.set(key, "currentColor")
             elif "url(#" in value:
-                element.set(key, _ID.sub(lambda m: f"url(#{name}-{m[1]})", value))
+                element.set(key, _ID.sub(lambda m: f"url(#{names[m[1]]})", value))
             elif key.startswith("{http://www.w3.org/1999/xlink}"):
                 del element.attrib[key]
     root.attrib.pop("width", None), root.attrib.pop("height", None)
