@@ -232,6 +232,28 @@ def test_under_asynchronous_scheduling_host_time_shows_nothing() -> None:
     assert total(told)["scheduling"] == 50 * MS
 
 
+def test_where_the_device_tells_its_time_the_host_adds_nothing() -> None:
+    """The device works 40 of 45 ms: 20 ms of scheduling ran beside it for the most part."""
+    x = layers(engine_trace([prompt(93 * MS), *(token(45 * MS, schedule_ns=20 * MS, device_ns=40 * MS),) * 10]), platform=A100)
+    assert total(x)["scheduling"] == 50 * MS
+    # Collectives run on the device.
+    both = token(45 * MS, schedule_ns=20 * MS, device_ns=40 * MS, collective_ns=7 * MS)
+    assert total(layers(engine_trace([prompt(93 * MS), *(both,) * 10]), platform=A100))["scheduling"] == 120 * MS
+
+
+@pytest.mark.parametrize(("token_ms", "said"), [(80, False), (90, True)])
+def test_ten_times_the_roofline_is_said(token_ms: int, said: bool) -> None:
+    x = layers(engine_trace([token(token_ms * MS, 512 + i) for i in range(20)]), platform=A100)
+    assert any("which kernel path" in w for w in x.warnings) == said
+
+
+def test_time_between_steps_is_scheduling_over_time_too() -> None:
+    x = layers(engine_trace([prompt(93 * MS), *(token(45 * MS, schedule_ns=MS),) * 10], gap_ns=4 * MS), platform=A100)
+    assert x.steps is not None and x.steps.all.between_ns == 10 * 4 * MS
+    assert x.steps_over_time["scheduling_ns"].sum() == 10 * 5 * MS
+    assert total(x)["scheduling"] == 10 * 5 * MS
+
+
 def test_a_step_of_unknown_composition_is_undivided() -> None:
     steps = [prompt(93 * MS), token(45 * MS), token(45 * MS, decode_context_tokens=None, schedule_ns=2 * MS)]
     x = layers(engine_trace(steps), platform=A100)
