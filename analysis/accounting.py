@@ -8,52 +8,53 @@ construction.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from hoptrace.analysis.axis import Axis, Ints
-from hoptrace.analysis.composition import Composition, Tail, compositions, tail_of
+from hoptrace.analysis.composition import Composition, Ranked, Tail
 from hoptrace.analysis.evaluate import Evaluation, evaluate
-from hoptrace.analysis.fullness import Fullness, fullness
+from hoptrace.analysis.fullness import Fullness
 from hoptrace.analysis.interference import Model, model_of, without_composition
 from hoptrace.analysis.levels import Levels, levels
 from hoptrace.analysis.marks import outline, read_requests, read_stays
+from hoptrace.analysis.part_store import PartStore
 from hoptrace.analysis.parts import CLASSES, PARTS
-from hoptrace.analysis.runs import read_runs, read_waits
-from hoptrace.analysis.serverstate import server_state
-from hoptrace.analysis.stepline import StepLine, lines
+from hoptrace.analysis.runs import read_waits
+from hoptrace.analysis.scope import Key, Scope, Stays, StepAccess, runs_of, server_keys, step_access
+from hoptrace.analysis.stepline import StepLine
 from hoptrace.analysis.text import duration_text
-from hoptrace.analysis.unseen import seen_parts, unseen_too
+from hoptrace.analysis.unseen import Sight, facts_of, sentences, shown, sight_of, unseen_too
 from hoptrace.reader import Trace
-from hoptrace.reconstruct import Steps, steps_of
+from hoptrace.reconstruct import Steps
+from hoptrace.step_source import StepSource, step_source
 from hoptrace.stepcost import StepCost, known_cost
 
 __all__ = ["Accounting", "account"]
 
+T = TypeVar("T")
 _MOST_NS = 1 << 61  # Σ e2e of one pass; more is done in several
+_BATCH = 32_768  # requests accounted for at a time
+_HELD = 200_000  # requests whose parts are kept in memory
+_ERRORS = ["interference_se_ns", "prefill_interference_se_ns", "decode_interference_se_ns"]
 
 
 @dataclass(frozen=True)
 class Accounting:
     """Where the time of the finished requests went.
 
+    Of a long trace the figures by request (``parts``, ``ttft_parts``, ``interference_se``) lie in temporary files until they are
+    asked for; ``compositions``, ``shares`` and the tails need no more than a batch of them in memory.
+
     Attributes:
-        parts: one row per finished request, by request: request, arrival_ns, finish_ns, e2e_ns and one column per part
-            (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly.
-        ttft_parts: the same up to the first token: request, arrival_ns, first_token_ns, ttft_ns (first token − arrival, the
-            client's where it was seen there) and the parts, which add up to ttft_ns exactly. Once a request's prompt is computed
-            its first token is on its way: that is `delivery` here, whatever steps go on meanwhile. Requests whose first token is
-            unknown have no row.
-        spans: request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts;
-            an interval of several by the one that takes most of it (split further only in ``parts``).
-        interference_se: request, interference_se_ns, prefill_interference_se_ns, decode_interference_se_ns: standard errors of
-            both interference parts together and of each (those of `prefill` and `decode` are the same: what is not the one is
-            the other); null without a fitted cost. See :mod:`hoptrace.analysis.interference` for the formula.
         unseen: what this trace cannot show, in sentences.
         notes: how what it does show was found.
         finished, failed, unfinished, impossible: requests counted; only the finished ones are accounted. Impossible ones end
@@ -61,12 +62,9 @@ class Accounting:
         steps_origin: observed, reconstructed, replayed, or null where there are no steps.
         cost: the step cost behind the interference, or null.
         level: which tables it rests on, and what those that are missing would have shown.
+        interference_se_ns: mean standard error of a request's interference; null without a fitted cost.
     """
 
-    parts: pl.DataFrame
-    ttft_parts: pl.DataFrame
-    spans: pl.DataFrame
-    interference_se: pl.DataFrame
     unseen: list[str]
     notes: list[str]
     finished: int
@@ -76,6 +74,36 @@ class Accounting:
     level: Levels
     steps_origin: str | None = None
     cost: StepCost | None = field(default=None, repr=False)
+    interference_se_ns: float | None = None
+    _store: PartStore = field(default_factory=lambda: PartStore(False), repr=False, compare=False)
+    _spans: Callable[[], pl.DataFrame] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def parts(self) -> pl.DataFrame:
+        """One row per finished request, by request: request, arrival_ns, finish_ns, e2e_ns and one column per part
+        (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly."""
+        return self._store.whole("parts", ["request", "arrival_ns", "finish_ns", "e2e_ns", *(p.column for p in PARTS)])
+
+    @cached_property
+    def ttft_parts(self) -> pl.DataFrame:
+        """The same up to the first token: request, arrival_ns, first_token_ns, ttft_ns (first token − arrival, the client's where
+        it was seen there) and the parts, which add up to ttft_ns exactly. Once a request's prompt is computed its first token is
+        on its way: that is `delivery` here, whatever steps go on meanwhile. Requests whose first token is unknown have no row."""
+        return self._store.whole("ttft", ["request", "arrival_ns", "first_token_ns", "ttft_ns", *(p.column for p in PARTS)])
+
+    @cached_property
+    def interference_se(self) -> pl.DataFrame:
+        """request, interference_se_ns, prefill_interference_se_ns, decode_interference_se_ns: standard errors of both
+        interference parts together and of each (those of `prefill` and `decode` are the same: what is not the one is the other);
+        null without a fitted cost. See :mod:`hoptrace.analysis.interference` for the formula."""
+        return self._store.whole("parts", ["request", *_ERRORS])
+
+    @cached_property
+    def spans(self) -> pl.DataFrame:
+        """request, start_ns, end_ns, label, server: the same time as an ordered sequence, for timelines. Labels are parts; an
+        interval of several by the one that takes most of it (split further only in ``parts``). Found when first asked for."""
+        assert self._spans is not None
+        return self._spans()
 
     @property
     def classes(self) -> pl.DataFrame:
@@ -87,9 +115,17 @@ class Accounting:
         return self.parts.select("request", "e2e_ns", *sums)
 
     @cached_property
+    def _ranked(self) -> Ranked:
+        return Ranked(self._store.pieces("parts"), "e2e")
+
+    @cached_property
+    def _ttft_ranked(self) -> Ranked:
+        return Ranked(self._store.pieces("ttft"), "ttft")
+
+    @cached_property
     def compositions(self) -> dict[str, Composition]:
         """Mean composition of all requests (`all`) and of those around the median (`p50`), `p95` and `p99` of e2e."""
-        return compositions(self.parts, errors=self.interference_se)
+        return self._ranked.compositions()
 
     @property
     def shares(self) -> dict[str, dict[str, float | None]]:
@@ -100,47 +136,187 @@ class Accounting:
     @cached_property
     def tail(self) -> Tail | None:
         """What the slowest 1 % (at least one request) wait for that the median does not; null with fewer than two requests."""
-        return tail_of(self.parts, errors=self.interference_se)
+        return self._ranked.tail()
 
     @cached_property
     def ttft_compositions(self) -> dict[str, Composition]:
         """The same of the time to the first token: of all, and around its percentiles."""
-        return compositions(self.ttft_parts, by="ttft", errors=_prefill_only(self.interference_se))
+        return self._ttft_ranked.compositions()
 
     @cached_property
     def ttft_tail(self) -> Tail | None:
         """What the slowest 1 % of first tokens wait for that the median does not."""
-        return tail_of(self.ttft_parts, by="ttft", errors=_prefill_only(self.interference_se))
+        return self._ttft_ranked.tail()
 
 
-def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None = None) -> Accounting:
+def account(
+    trace: Trace,
+    *,
+    cost: StepCost | None = None,
+    steps: StepSource | Steps | None = None,
+    batch: int = _BATCH,
+    held: int = _HELD,
+) -> Accounting:
     """Account for the time of every finished request without error.
 
     Args:
         trace: any trace; what it lacks is named in ``unseen``.
         cost: step cost to split mixed steps by; where it is not given, the one that the manifest names, else fitted to the steps.
-        steps: what :func:`hoptrace.reconstruct.steps_of` gave, if the caller has it.
+        steps: what :func:`hoptrace.step_source.step_source` (or ``steps_of``) gave, if the caller has it.
+        batch: requests accounted for at a time. held: requests whose parts are kept in memory.
 
     Raises:
         InputError: a table is damaged.
     """
-    found = steps if steps is not None else steps_of(trace)
-    steps_frame, residency = found.steps, found.residency
-    notes = [found.note] if found.note else []
-    why_no_cost: str | None = None
-    too_few: list[str] = []
-    model: Model | None = None
+    source = step_source(trace) if steps is None else StepSource.of(steps) if isinstance(steps, Steps) else steps
+    ranges, many = _ranges(trace, batch)
+    access = step_access(trace, source, windows=len(ranges) > 1)
+    model, said, why_no_cost, lost = _model(trace, access, cost)
+    notes = ([source.note] if source.note else []) + said
+
+    def residency(low: int, high: int) -> pl.DataFrame:
+        if source.stored:
+            return trace.of_requests("residency", low, high).collect()
+        return source.residency.filter(pl.col("request").is_between(low, high, closed="left")).collect()
+
+    def stays_of(low: int, high: int) -> pl.DataFrame:
+        requests = read_requests(trace, (low, high))
+        return read_stays(trace, requests, lambda: runs_of(access, residency(low, high)), (low, high))
+
+    stays = Stays(pl.concat(list(_each(ranges, stays_of)), rechunk=True))
+    keys = server_keys(trace, stays.frame, access)
+    scope = Scope(trace, access, model, keys, stays)
+    sight = sight_of(trace, source, model.phases if model is not None else frozenset(), scope.told())
+
+    def one(low: int, high: int, spans: bool = False) -> _Batch:
+        requests = read_requests(trace, (low, high))
+        return _account(trace, requests, (low, high), residency(low, high), scope, stays, keys, model, sight, spans)
+
+    def spans() -> pl.DataFrame:
+        return pl.concat([s for b in _each(ranges, lambda low, high: one(low, high, True)) for s in b.spans])
+
+    store = PartStore(many > held)
+    facts, totals = [], _Totals()
+    for found in _each(ranges, one):
+        store.add("parts", found.parts)
+        store.add("ttft", found.ttft)
+        facts.append(found.facts)
+        totals.add(found)
+    whole = pl.concat(facts)
+    unseen = sentences(whole, trace, sight, why_no_cost) + lost
+    if model is not None and (blank := without_composition(source.steps)):
+        unseen.append(
+            f"Interference: {blank:,} of {access.rows:,} steps do not say what was in them; they count as work whole, so "
+            "interference is a lower bound."
+        )
+    se = totals.error / totals.errors if totals.errors else None
+    if se is not None and totals.interference:
+        mean = totals.interference / totals.finished
+        notes.append(f"Interference is {duration_text(mean)} a request, standard error at most {duration_text(se)}.")
+    if totals.impossible:
+        unseen.insert(0, f"{totals.impossible} finished requests end before they arrive or have no arrival; they are left out.")
+    origin = source.origin if access.rows else None
+    return Accounting(
+        unseen=unseen,
+        notes=notes,
+        finished=totals.finished,
+        failed=totals.failed,
+        unfinished=totals.unfinished,
+        impossible=totals.impossible,
+        level=levels(trace, origin=origin),
+        steps_origin=origin,
+        cost=model.cost if model is not None else None,
+        interference_se_ns=se,
+        _store=store,
+        _spans=spans,
+    )
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What was found of some requests: ``parts`` and ``ttft`` with their standard errors, as in :class:`Accounting`."""
+
+    parts: pl.DataFrame
+    ttft: pl.DataFrame
+    facts: pl.DataFrame
+    spans: list[pl.DataFrame]
+    failed: int
+    unfinished: int
+    impossible: int
+
+
+class _Totals:
+    """Sums over the batches."""
+
+    def __init__(self) -> None:
+        self.finished = self.failed = self.unfinished = self.impossible = self.interference = self.errors = 0
+        self.error = 0.0
+
+    def add(self, b: _Batch) -> None:
+        self.finished += b.parts.height
+        self.failed += b.failed
+        self.unfinished += b.unfinished
+        self.impossible += b.impossible
+        for phase in ("prefill", "decode"):
+            self.interference += int(b.parts[f"{phase}_interference_ns"].cast(pl.Int128).sum())
+        known = b.parts["interference_se_ns"].drop_nulls()
+        self.errors += known.len()
+        self.error += float(known.sum())
+
+
+def _ranges(trace: Trace, batch: int) -> tuple[list[tuple[int, int]], int]:
+    """Ranges of request numbers that hold all requests, ``batch`` in each, ascending; and how many requests there are."""
+    numbers = trace.table("requests").select(pl.col("request").unique()).collect(engine="streaming")["request"].sort()
+    if not numbers.len():
+        return [(0, 1)], 0
+    cuts = [int(x) for x in numbers.gather_every(batch)]
+    return list(pairwise([*cuts, int(numbers[-1]) + 1])), numbers.len()
+
+
+def _each(ranges: list[tuple[int, int]], work: Callable[[int, int], T], threads: int = 2) -> Iterator[T]:
+    """``work`` of each range in order, two at a time."""
+    if len(ranges) < 2:
+        for low, high in ranges:
+            yield work(low, high)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: list[Future[T]] = []
+        try:
+            for low, high in ranges:
+                waiting.append(pool.submit(work, low, high))
+                if len(waiting) > threads:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _model(trace: Trace, access: StepAccess, cost: StepCost | None) -> tuple[Model | None, list[str], str | None, list[str]]:
+    """(the model, notes, why there is none, what it cannot tell)."""
+    notes: list[str] = []
     if cost is None and (cost := known_cost(trace.manifest)) is not None:
         notes.append("Split of mixed steps by the step cost that the trace's manifest names.")
-    if cost is not None or (steps_frame.height and residency.height):
-        model, said, too_few, why_no_cost = model_of(steps_frame, cost)
-        notes += said
-        cost = model.cost if model is not None else None
-    by_server = lines(steps_frame, model, trace.table("coverage").collect())
-    runs = read_runs(residency, by_server, trace.table("stages"))
-    requests = read_requests(trace)
-    stays = read_stays(trace, requests, runs)
+    if cost is None and not (access.rows and access.source.residency.head(1).collect().height):
+        return None, notes, None, []
+    every = access.source.steps if access.rows > access.sample.height else None
+    model, said, lost, why = model_of(access.sample, cost, every)
+    return model, notes + said, why, lost
 
+
+def _account(
+    trace: Trace,
+    requests: pl.DataFrame,
+    within: tuple[int, int],
+    residency: pl.DataFrame,
+    scope: Scope,
+    stays: Stays,
+    keys: list[Key],
+    model: Model | None,
+    sight: Sight,
+    spans: bool,
+) -> _Batch:
     failed = requests["error"].is_not_null()
     unfinished = requests["finish_ns"].is_null() & ~failed
     done = requests.filter(~failed & ~unfinished)
@@ -148,62 +324,30 @@ def account(trace: Trace, *, cost: StepCost | None = None, steps: Steps | None =
     length = done["finish_ns"].cast(pl.Float64) - done["arrival_ns"].cast(pl.Float64)
     possible = (length >= 0) & (length < _MOST_NS) & done["arrival_ns"].is_not_null()
     whole = done.filter(possible)
-
-    keys = _server_keys(trace, stays, by_server)
-    full = {k: _fullness(trace, k, stays, runs, steps_frame, sum(s == k[0] for s, _ in keys) == 1) for k in keys}
-    waits = read_waits(trace)
-    passes = [_pass(part, stays, runs, waits, keys, by_server, full, model) for part in _batches(whole)]
-    parts = pl.concat([p.parts for p in passes])
-    ttft = pl.concat([p.ttft for p in passes])
-    spans = pl.concat([p.spans for p in passes])
+    begin, end = whole["arrival_ns"].min(), whole["finish_ns"].max()
+    span = (begin, end) if isinstance(begin, int) and isinstance(end, int) else None
+    by_server, runs, full = scope.look(span, residency)
+    own = stays.of(*within)
+    waits = read_waits(trace, within)
+    passes = [_pass(part, own, runs, waits, keys, by_server, full, model, spans) for part in _batches(whole)]
+    raw = pl.concat([p.parts for p in passes])
+    facts = facts_of(raw, whole, own, runs, sight)
+    parts = shown(raw, facts, sight)
+    ttft = unseen_too(pl.concat([p.ttft for p in passes]), parts)
     error = pl.concat([p.error for p in passes])
-    gaps = found.origin != "reconstructed"
-    modelled = model.phases if model is not None else frozenset[str]()
-    parts, unseen = seen_parts(parts, trace, whole, stays, runs, full, keys, modelled, why_no_cost, gaps, found)
-    ttft = unseen_too(ttft, parts)
-    unseen += too_few
-    if cost is not None and (blank := without_composition(steps_frame)):
-        unseen.append(
-            f"Interference: {blank:,} of {steps_frame.height:,} steps do not say what was in them; they count as work whole, so "
-            "interference is a lower bound."
-        )
-    if note := _interference_note(parts, error):
-        notes.append(note)
-    impossible = done.height - whole.height
-    if impossible:
-        unseen.insert(0, f"{impossible} finished requests end before they arrive or have no arrival; they are left out.")
-    return Accounting(
-        parts=parts,
-        ttft_parts=ttft,
-        spans=spans,
-        interference_se=error,
-        unseen=unseen,
-        notes=notes,
-        finished=whole.height,
-        failed=int(failed.sum()),
-        unfinished=int(unfinished.sum()),
-        impossible=impossible,
-        level=levels(trace, origin=found.origin if steps_frame.height else None),
-        steps_origin=found.origin if steps_frame.height else None,
-        cost=cost,
-    )
-
-
-def _prefill_only(errors: pl.DataFrame) -> pl.DataFrame:
-    """Before the first token nothing is decoded."""
-    return errors.select(
+    # Before the first token nothing is decoded.
+    before = error.select(
         "request", "prefill_interference_se_ns", pl.col("prefill_interference_se_ns").alias("interference_se_ns")
     )
-
-
-def _interference_note(parts: pl.DataFrame, error: pl.DataFrame) -> str | None:
-    """Mean interference and its standard error (the same coefficients act on all requests, so it does not average out)."""
-    both = parts["prefill_interference_ns"].fill_null(0) + parts["decode_interference_ns"].fill_null(0)
-    known = error["interference_se_ns"].drop_nulls()
-    if not known.len() or not both.sum():
-        return None
-    mean, se = float(both.sum()) / both.len(), float(known.sum()) / known.len()
-    return f"Interference is {duration_text(mean)} a request, standard error at most {duration_text(se)}."
+    return _Batch(
+        parts=pl.concat([parts, error.drop("request")], how="horizontal"),
+        ttft=ttft.join(before, on="request", how="left", maintain_order="left"),
+        facts=facts.drop("request"),
+        spans=[p.spans for p in passes if p.spans is not None],
+        failed=int(failed.sum()),
+        unfinished=int(unfinished.sum()),
+        impossible=done.height - whole.height,
+    )
 
 
 def _pass(
@@ -211,10 +355,11 @@ def _pass(
     stays: pl.DataFrame,
     runs: pl.DataFrame,
     waits: pl.DataFrame,
-    keys: list[tuple[str, int]],
-    by_server: dict[tuple[str, int], StepLine],
-    full: dict[tuple[str, int], Fullness],
+    keys: list[Key],
+    by_server: dict[Key, StepLine],
+    full: dict[Key, Fullness],
     model: Model | None,
+    spans: bool,
 ) -> Evaluation:
     axis = Axis.of(
         requests["request"].to_numpy(),
@@ -242,6 +387,7 @@ def _pass(
         keys,
         model,
         requests["first_token_ns"],
+        spans=spans,
     )
 
 
@@ -263,27 +409,14 @@ def _complete(requests: pl.DataFrame, runs: pl.DataFrame) -> npt.NDArray[np.bool
     )
 
 
-def _server_keys(trace: Trace, stays: pl.DataFrame, by_server: dict[tuple[str, int], StepLine]) -> list[tuple[str, int]]:
-    named = {(str(s), int(r)) for s, r in stays.select("server", "dp_rank").drop_nulls().unique().rows()}
-    return sorted(named | set(by_server) | {(s.name, 0) for s in trace.manifest.servers})
-
-
-def _line_of(frame: pl.DataFrame, index: dict[tuple[str, int], int]) -> Ints:
+def _line_of(frame: pl.DataFrame, index: dict[Key, int]) -> Ints:
     """Server index of each row; −1 where the row names no server and there are several."""
     only = next(iter(index.values())) if len(index) == 1 else -1
-    pairs = zip(frame["server"].to_list(), frame["dp_rank"].to_list(), strict=True)
-    return np.array([only if s is None else index.get((s, r or 0), -1) for s, r in pairs], dtype=np.int64)
-
-
-def _fullness(
-    trace: Trace, key: tuple[str, int], stays: pl.DataFrame, runs: pl.DataFrame, steps: pl.DataFrame, one_rank: bool
-) -> Fullness:
-    alone = len(trace.manifest.servers) <= 1
-    here = ((pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1])) | (pl.col("server").is_null() & alone)
-    of_steps = steps.filter((pl.col("server") == key[0]) & (pl.col("dp_rank").fill_null(0) == key[1])).sort("start_ns", "step")
-    state = server_state(trace, key[0], alone=one_rank)
-    lost = runs.filter((pl.col("phase") == "preempted") & (pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1]))
-    return fullness(stays.filter(here), of_steps, trace.manifest.server(key[0]), state, lost)
+    out = pl.when(pl.col("server").is_null()).then(pl.lit(only, dtype=pl.Int64))
+    for (server, rank), i in index.items():
+        out = out.when((pl.col("server") == server) & (pl.col("dp_rank").fill_null(0) == rank)).then(pl.lit(i, dtype=pl.Int64))
+    found: Ints = frame.select(out.otherwise(-1)).to_series().to_numpy()
+    return found
 
 
 def _batches(requests: pl.DataFrame) -> list[pl.DataFrame]:

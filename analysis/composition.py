@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from hoptrace.analysis.parts import CLASSES, PARTS
 
-__all__ = ["Composition", "Tail", "compositions", "tail_of"]
+__all__ = ["Composition", "Ranked", "Tail", "compositions", "tail_of"]
 
 _ERRORS = ("interference", "prefill_interference", "decode_interference")
 # Half-width of the window of ranks around each percentile, as a share of the requests.
@@ -103,53 +106,104 @@ class Tail:
         }
 
 
-def compositions(parts: pl.DataFrame, *, by: str = "e2e", errors: pl.DataFrame | None = None) -> dict[str, Composition]:
-    """`all`, `p50`, `p95`, `p99`. ``by``: "e2e" for parts up to the finish, "ttft" for those up to the first token.
-    ``errors``: standard errors by request (``Accounting.interference_se``).
+class Ranked:
+    """Requests by their length, for compositions around percentiles and of the tail. ``pieces``: give the requests piece by piece
+    (request, the length and the parts, and standard errors where they are known), the same ones whenever they are asked."""
 
-    A percentile's requests are those whose rank by it lies within its window: ±5 % of the requests around the median, ±1 %
-    around p95, ±0.5 % around p99; at least the one at the nearest rank.
-    """
-    if not parts.height:
-        return {}
-    ranked = _with_errors(parts, errors).sort(f"{by}_ns", "request")
-    out = {"all": _mean("all", ranked, by)}
-    for name, (q, half) in _WINDOWS.items():
-        out[name] = _mean(name, _window(ranked, q, half), by)
-    return out
+    def __init__(self, pieces: Sequence[Callable[[], pl.DataFrame]], by: str) -> None:
+        self._pieces, self._by = pieces, by
+        told = [p().select("request", f"{by}_ns") for p in pieces]
+        length, request = (np.concatenate([_NONE, *(t[c].to_numpy() for t in told)]) for c in (f"{by}_ns", "request"))
+        self._order = np.lexsort((request, length))
+
+    @cached_property
+    def _means(self) -> dict[str, Composition]:
+        n = len(self._order)
+        slices = {"all": slice(0, n), "slowest": slice(n - max(1, n // 100), n)}
+        slices |= {name: _window(n, q, half) for name, (q, half) in _WINDOWS.items()}
+        sums = {name: _Sums(self._by) for name in slices}
+        inside = {name: np.zeros(n, dtype=bool) for name in slices if name != "all"}
+        for name, mask in inside.items():
+            mask[self._order[slices[name]]] = True
+        at = 0
+        for piece in self._pieces:
+            rows = piece()
+            for name, own in sums.items():
+                own.add(rows if name == "all" else rows.filter(pl.Series(inside[name][at : at + rows.height])))
+            at += rows.height
+        return {name: own.mean(name) for name, own in sums.items()}
+
+    def compositions(self) -> dict[str, Composition]:
+        """`all`, `p50`, `p95`, `p99`; empty without requests.
+
+        A percentile's requests are those whose rank lies within its window: ±5 % of the requests around the median, ±1 % around
+        p95, ±0.5 % around p99; at least the one at the nearest rank.
+        """
+        return {name: self._means[name] for name in ("all", *_WINDOWS)} if len(self._order) else {}
+
+    def tail(self) -> Tail | None:
+        """The tail against the median, null with fewer than two requests."""
+        return Tail(self._means["slowest"], self._means["p50"]) if len(self._order) > 1 else None
+
+
+def compositions(parts: pl.DataFrame, *, by: str = "e2e", errors: pl.DataFrame | None = None) -> dict[str, Composition]:
+    """See :meth:`Ranked.compositions`. ``by``: "e2e" for parts up to the finish, "ttft" for those up to the first token.
+    ``errors``: standard errors by request (``Accounting.interference_se``)."""
+    return Ranked([lambda: _with_errors(parts, errors)], by).compositions()
 
 
 def tail_of(parts: pl.DataFrame, *, by: str = "e2e", errors: pl.DataFrame | None = None) -> Tail | None:
-    """The tail against the median, null with fewer than two requests. ``by``, ``errors`` as in :func:`compositions`."""
-    if parts.height < 2:
-        return None
-    ranked = _with_errors(parts, errors).sort(f"{by}_ns", "request")
-    n = max(1, parts.height // 100)
-    return Tail(_mean("slowest", ranked.tail(n), by), _mean("p50", _window(ranked, *_WINDOWS["p50"]), by))
+    """See :meth:`Ranked.tail`; ``by``, ``errors`` as in :func:`compositions`."""
+    return Ranked([lambda: _with_errors(parts, errors)], by).tail()
 
 
-def _window(ranked: pl.DataFrame, q: float, half: float) -> pl.DataFrame:
-    n = ranked.height
+def _window(n: int, q: float, half: float) -> slice:
+    """Ranks around a percentile."""
     nearest = min(n - 1, max(0, round(q * (n - 1))))
     low = min(nearest, -int(-(q - half) * (n - 1) // 1))
     high = max(nearest, int((q + half) * (n - 1)))
-    return ranked.slice(max(0, low), min(n - 1, high) - max(0, low) + 1)
+    return slice(max(0, low), min(n - 1, high) + 1)
 
 
-def _mean(name: str, rows: pl.DataFrame, by: str) -> Composition:
-    n = rows.height
-    length = float(sum(rows[f"{by}_ns"].to_list())) / n
-    # An unseen part adds nothing to the mean of its request, so that the parts still add up to e2e.
-    means = {
-        p.name: None if rows[p.column].null_count() == n else float(rows[p.column].cast(pl.Float64).sum()) / n for p in PARTS
-    }
-    errors = {e: _mean_of(rows[f"{e}_se_ns"]) for e in _ERRORS if f"{e}_se_ns" in rows.columns}
-    return Composition(name, n, length, means, by, errors)
+class _Sums:
+    """Running sums of some requests; whole nanoseconds exactly."""
+
+    def __init__(self, by: str) -> None:
+        self._by = by
+        self._n = 0
+        self._length = 0
+        self._parts = dict.fromkeys((p.name for p in PARTS), 0)
+        self._shown = dict.fromkeys(self._parts, 0)
+        self._errors: dict[str, tuple[float, int]] = {}
+
+    def add(self, rows: pl.DataFrame) -> None:
+        if not rows.height:
+            return
+        errors = [e for e in _ERRORS if f"{e}_se_ns" in rows.columns]
+        found = rows.select(
+            pl.col(f"{self._by}_ns", *(p.column for p in PARTS)).cast(pl.Int128).sum(),
+            *(pl.col(p.column).count().name.suffix("#") for p in PARTS),
+            *(pl.col(f"{e}_se_ns").sum() for e in errors),
+            *(pl.col(f"{e}_se_ns").count().name.suffix("#") for e in errors),
+        ).row(0, named=True)
+        self._n += rows.height
+        self._length += int(found[f"{self._by}_ns"])
+        for p in PARTS:
+            self._parts[p.name] += int(found[p.column])
+            self._shown[p.name] += found[f"{p.column}#"]
+        for e in errors:
+            before = self._errors.get(e, (0.0, 0))
+            self._errors[e] = before[0] + float(found[f"{e}_se_ns"]), before[1] + found[f"{e}_se_ns#"]
+
+    def mean(self, name: str) -> Composition:
+        """An unseen part adds nothing to the mean of its request, so that the parts still add up to the length."""
+        n = max(self._n, 1)
+        means = {p: v / n if self._shown[p] else None for p, v in self._parts.items()}
+        errors = {e: total / known if known else None for e, (total, known) in self._errors.items()}
+        return Composition(name, self._n, self._length / n, means, self._by, errors)
 
 
-def _mean_of(values: pl.Series) -> float | None:
-    known = values.drop_nulls()
-    return float(known.sum()) / known.len() if known.len() else None
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 def _with_errors(parts: pl.DataFrame, errors: pl.DataFrame | None) -> pl.DataFrame:

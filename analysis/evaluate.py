@@ -32,7 +32,7 @@ class Evaluation:
 
     parts: pl.DataFrame
     ttft: pl.DataFrame
-    spans: pl.DataFrame
+    spans: pl.DataFrame | None
     error: pl.DataFrame
 
 
@@ -47,33 +47,40 @@ def evaluate(
     keys: list[tuple[str, int]],
     model: Model | None,
     first_token: pl.Series,
+    *,
+    spans: bool = True,
 ) -> Evaluation:
     """Split the requests on the axis; every array of ``plan``, ``runs`` and ``waits`` is about them only. ``first_token``: when
-    each had its first token (ns)."""
+    each had its first token (ns). ``spans``: whether to give those too (else null)."""
     at = axis.find(runs["request"].to_numpy())
     run_start, run_stop = axis.place(at, runs["start_ns"].to_numpy()), axis.place(at, runs["end_ns"].to_numpy())
-    phase = runs["phase"].to_numpy()
-    active = (phase == "chunk") | (phase == "decode")
+    chunk, decode, lost_place = ((runs["phase"] == p).to_numpy() for p in ("chunk", "decode", "preempted"))
+    active = chunk | decode
     working = flatten(np.where(active, run_start, 0), np.where(active, run_stop, 0))
     idle = flatten(np.where(active, 0, run_start), np.where(active, 0, run_stop))
     run_label = np.select(
-        [phase == "chunk", phase == "decode", phase == "preempted"],
+        [chunk, decode, lost_place],
         [L["prefill_steps"], L["decode_steps"], L["preempted"]],
         L["between"],
     )
 
     wait_at = axis.find(waits["request"].to_numpy())
-    kinds = waits["kind"].to_numpy()
     w0, w1 = axis.place(wait_at, waits["start_ns"].to_numpy()), axis.place(wait_at, waits["end_ns"].to_numpy())
     rank = waits["rank"].to_numpy()
     recorded = flatten(w0, w1, rank)
-    again = kinds == "recompute"
+    again = (waits["kind"] == "recompute").to_numpy()
     repeated = flatten(np.where(again, w0, 0), np.where(again, w1, 0))
     named = {k: L["queue" if k == "queue" else p] for k, p in PART_OF_WAIT.items()}
     cause = {on: L[p] for on, p in PART_OF_CAPACITY.items()}
-    wait_label = np.array(
-        [cause.get(on, named[k]) if k == "capacity" else named[k] for k, on in zip(kinds, waits["on"], strict=True)],
-        dtype=np.int64,
+    told = (pl.col("kind") == "capacity") & pl.col("on").is_in(list(cause))
+    wait_label = (
+        waits.select(
+            pl.when(told.fill_null(False))
+            .then(pl.col("on").replace_strict(cause, default=0, return_dtype=pl.Int64))
+            .otherwise(pl.col("kind").replace_strict(named, return_dtype=pl.Int64))
+        )
+        .to_series()
+        .to_numpy()
     )
 
     first = _first_tokens(axis, first_token)
@@ -130,14 +137,18 @@ def evaluate(
     out[_COLUMN["unexplained"]] += np.where(nowhere & between, length, 0)
     _repeat(out, run, runs)
     for what, choices in (
-        (queue, ("queue_room", *(f"queue_{c}" for c in FULL), "queue_unknown")),
-        (arranging, ("handover", *(f"queue_{c}" for c in FULL), "queue_unknown")),
-        (between, ("skipped", "host_gap", "unexplained")),
+        ()
+        if not spans
+        else (
+            (queue, ("queue_room", *(f"queue_{c}" for c in FULL), "queue_unknown")),
+            (arranging, ("handover", *(f"queue_{c}" for c in FULL), "queue_unknown")),
+            (between, ("skipped", "host_gap", "unexplained")),
+        )
     ):
         label = np.where(what, _most(out, choices), label)
-    computed = _computed(axis, at, runs["sequence"].to_numpy(), phase == "chunk", run_start, run_stop, first)
+    computed = _computed(axis, at, runs["sequence"].to_numpy(), chunk, run_start, run_stop, first)
     ttft = _until_first(axis, owner, out, a, b, first, computed)
-    return _gather(axis, owner, out, ttft, error, model, _spans(axis, owner, t0, t1, label, line, keys))
+    return _gather(axis, owner, out, ttft, error, model, _spans(axis, owner, t0, t1, label, line, keys) if spans else None)
 
 
 def _most(out: Ints, choices: tuple[str, ...]) -> Ints:
@@ -285,7 +296,7 @@ def _gather(
     ttft: pl.DataFrame,
     error: dict[str, Floats],
     model: Model | None,
-    spans: pl.DataFrame,
+    spans: pl.DataFrame | None,
 ) -> Evaluation:
     n = len(axis.request)
     sums = {phase: np.zeros((n, rows.shape[1])) for phase, rows in error.items()}

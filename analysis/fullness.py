@@ -229,7 +229,9 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> Bool
     if free.null_count() == len(free):
         return None
     block = (server.block_size_tokens if server is not None else None) or 1
-    queue = stays.filter(pl.col("enqueued_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort("enqueued_ns")
+    queue = stays.filter(pl.col("enqueued_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort(
+        "enqueued_ns", maintain_order=True
+    )
     start = steps["start_ns"].to_numpy()
     need = np.full(len(start), block, dtype=np.int64)
     if queue.height:

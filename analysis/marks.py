@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,11 @@ LABELS = (
 )  # fmt: skip
 L = {name: i for i, name in enumerate(LABELS)}
 
+_STAGE = (
+    "request", "sequence", "attempt", "stage", "server", "dp_rank", "role", "prompt_tokens", "enqueued_ns", "scheduled_ns",
+    "end_ns", "end_reason", "cached_tokens",
+)  # fmt: skip
+_NO_RUNS = pl.DataFrame(schema={"request": pl.Int64, "start_ns": pl.Int64, "server": pl.String, "dp_rank": pl.Int64})
 _ARRIVAL, _SENT, _RECEIVED, _ENQUEUED, _SCHEDULED, _STAY_END, _RUN_END, _FIRST, _LAST, _FINISH = range(10)
 _LATE = 1 << 40
 
@@ -35,16 +41,24 @@ class Outline:
     line: Ints
 
 
-def read_requests(trace: Trace) -> pl.DataFrame:
-    """All requests, with first and last token taken from `tokens`, else the first from the engine, where the row does not say
-    them."""
-    requests = trace.table("requests").sort("request").collect()
-    if requests["first_token_ns"].null_count() or requests["last_token_ns"].null_count():
+_REQUEST = (
+    "request", "intended_ns", "sent_ns", "received_ns", "queued_ns", "scheduled_ns", "engine_first_token_ns", "first_token_ns",
+    "last_token_ns", "finish_ns", "arrival_ns", "prompt_tokens", "output_tokens", "error",
+)  # fmt: skip
+
+
+def read_requests(trace: Trace, within: tuple[int, int] | None = None) -> pl.DataFrame:
+    """The requests' stamps and lengths, ascending, with first and last token taken from `tokens`, else the first from the engine,
+    where the row does not say them. ``within``: only of requests ``low ≤ request < high``."""
+    requests = _rows(trace, "requests", within).select(_REQUEST).sort("request").collect()
+    unknown = requests.filter(pl.col("first_token_ns").is_null() | pl.col("last_token_ns").is_null())["request"]
+    if unknown.len():
+        low, high = int(unknown[0]), int(unknown[-1]) + 1
         seen = (
-            trace.table("tokens")
+            _rows(trace, "tokens", (low, high) if within is not None else None)
             .group_by("request")
             .agg(pl.col("time_ns").min().alias("_first"), pl.col("time_ns").max().alias("_last"))
-            .collect()
+            .collect(engine="streaming")
         )
         requests = (
             requests.join(seen, on="request", how="left")
@@ -61,24 +75,37 @@ def read_requests(trace: Trace) -> pl.DataFrame:
     )
 
 
-def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+def _rows(trace: Trace, table: str, within: tuple[int, int] | None) -> pl.LazyFrame:
+    return trace.table(table) if within is None else trace.of_requests(table, *within)
+
+
+def read_stays(
+    trace: Trace,
+    requests: pl.DataFrame,
+    runs: pl.DataFrame | Callable[[], pl.DataFrame],
+    within: tuple[int, int] | None = None,
+) -> pl.DataFrame:
     """One row per stay, in order within each request; a request without a row in `stages` gets one from its own stamps.
 
     Columns: request, order, sequence, server (may be null), dp_rank, role, enqueued_ns, scheduled_ns, end_ns, end_reason,
     finish_ns and failed (of the request), prompt_tokens (less what a cache held). What the first stay does not know is taken
-    from the request, then from its first run of steps.
+    from the request, then from its first run of steps. ``runs``: of these requests; where it is a function, it is only called if
+    a stay needs them. ``within``: as for :func:`read_requests`.
     """
     own = pl.col("_stages").is_null()
-    first_run = runs.group_by("request").agg(
-        pl.col("start_ns").min().alias("_run_ns"), pl.col("server").sort_by("start_ns").first().alias("_run_server"),
-        pl.col("dp_rank").sort_by("start_ns").first().alias("_run_rank"),
-    )  # fmt: skip
     stages = (
-        trace.table("stages")
+        _rows(trace, "stages", within)
+        .select(_STAGE)
         .with_columns(pl.col("sequence").fill_null(0), pl.col("attempt").fill_null(0), pl.lit(1).alias("_stages"))
         .rename({"prompt_tokens": "_own_prompt"})
         .collect()
     )
+    if callable(runs):
+        runs = runs() if _needs_runs(requests, stages) else _NO_RUNS
+    first_run = runs.group_by("request").agg(
+        pl.col("start_ns").min().alias("_run_ns"), pl.col("server").sort_by("start_ns").first().alias("_run_server"),
+        pl.col("dp_rank").sort_by("start_ns").first().alias("_run_rank"),
+    )  # fmt: skip
     base = requests.select(
         "request", "queued_ns", pl.col("scheduled_ns").alias("_scheduled"), "last_token_ns", "finish_ns", "prompt_tokens",
         pl.col("error").is_not_null().alias("failed"),
@@ -103,6 +130,13 @@ def read_stays(trace: Trace, requests: pl.DataFrame, runs: pl.DataFrame) -> pl.D
         "failed",
         (pl.coalesce("_own_prompt", "prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
     )
+
+
+def _needs_runs(requests: pl.DataFrame, stages: pl.DataFrame) -> bool:
+    """Whether a stay's server or first work may have to come from the request's steps."""
+    told = stages.group_by("request").agg(pl.col("scheduled_ns").is_null().any().alias("blank"))
+    known = requests.select("request", "scheduled_ns").join(told, on="request", how="left")
+    return bool((known["blank"].is_null() | (known["blank"] & known["scheduled_ns"].is_null())).any())
 
 
 def outline(

@@ -80,18 +80,20 @@ def _found(stages: pl.LazyFrame | None, runs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def read_waits(trace: Trace) -> pl.DataFrame:
-    """Recorded waits of requests: request, kind, on, start_ns, end_ns, rank (its place in the design's order, for ties).
+def read_waits(trace: Trace, within: tuple[int, int] | None = None) -> pl.DataFrame:
+    """Recorded waits of requests (of those ``low ≤ request < high``, where ``within`` says them): request, kind, on, start_ns,
+    end_ns, rank (its place in the design's order, for ties).
 
     Where no wait of a request says that it waited for a transfer, its moves of KV stand in.
     """
     columns = ["request", "kind", "on", "start_ns", "end_ns"]
-    waits = trace.table("waits").filter(pl.col("request").is_not_null() & (pl.col("end_ns") > pl.col("start_ns"))).select(columns)
+    rows = trace.table if within is None else lambda table: trace.of_requests(table, *within)
+    waits = rows("waits").filter(pl.col("request").is_not_null() & (pl.col("end_ns") > pl.col("start_ns"))).select(columns)
     frame = waits.collect()
     told = frame.filter(pl.col("kind") == "transfer").select("request").unique()
     if trace.has("moves"):
         moves = (
-            trace.table("moves")
+            rows("moves")
             .filter(pl.col("request").is_not_null() & (pl.col("object") == "kv") & (pl.col("end_ns") > pl.col("start_ns")))
             .join(told.lazy(), on="request", how="anti")
             .select("request", pl.lit("transfer").alias("kind"), pl.lit(None, dtype=pl.String).alias("on"), "start_ns", "end_ns")

@@ -83,16 +83,15 @@ def lines(steps: pl.DataFrame, model: Model | None, coverage: pl.DataFrame | Non
     """One line per (server, rank). Pipeline ranks of one step are joined: a request is in it while any of them works on it."""
     if not steps.height:
         return {}
-    keys = ["server", "dp_rank", "step"]
-    frame = steps.with_columns(pl.col("dp_rank").fill_null(0), pl.col("pp_rank").fill_null(0))
-    frame = (
-        frame.sort(*keys, "pp_rank")
-        .group_by(keys, maintain_order=True)
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), *(pl.col(c).first() for c in (*COMPOSITION, "prefill_requests")))
-        .filter(pl.col("end_ns") >= pl.col("start_ns"))
-    )
+    frame = steps.select(
+        "server", pl.col("dp_rank").fill_null(0), pl.col("pp_rank").fill_null(0), "step", "start_ns", "end_ns", *COMPOSITION,
+        "prefill_requests",
+    )  # fmt: skip
     out: dict[tuple[str, int], StepLine] = {}
-    for (server, rank), group in frame.group_by(["server", "dp_rank"], maintain_order=True):
+    for (server, rank), own in sorted(frame.partition_by("server", "dp_rank", as_dict=True).items()):
+        group = _joined(own).filter(pl.col("end_ns") >= pl.col("start_ns"))
+        if not group.height:
+            continue
         # Numbers ascend within (server, rank); a hostile trace may number against time: then time decides.
         g = group.sort("start_ns", "step")
         number = np.maximum.accumulate(g["step"].to_numpy().astype(np.int64))
@@ -101,6 +100,18 @@ def lines(steps: pl.DataFrame, model: Model | None, coverage: pl.DataFrame | Non
         covered = None if coverage is None else _covered(coverage, str(server), busy)
         out[(str(server), int(rank))] = StepLine(str(server), int(rank), number, busy, felt, covered)
     return out
+
+
+def _joined(own: pl.DataFrame) -> pl.DataFrame:
+    """Steps of one (server, rank), those of several pipeline ranks as one."""
+    step = own["step"].to_numpy()
+    if (step[1:] > step[:-1]).all():
+        return own
+    return (
+        own.sort("step", "pp_rank")
+        .group_by("step", maintain_order=True)
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), *(pl.col(c).first() for c in (*COMPOSITION, "prefill_requests")))
+    )
 
 
 def _covered(coverage: pl.DataFrame, server: str, busy: Busy) -> Busy | None:

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import polars as pl
 
-from hoptrace.analysis.fullness import Fullness
 from hoptrace.analysis.parts import FULL, PARTS
 from hoptrace.reader import Trace
-from hoptrace.reconstruct import Steps
+from hoptrace.step_source import StepSource
 
-__all__ = ["seen_parts", "unseen_too"]
+__all__ = ["Sight", "facts_of", "sentences", "shown", "sight_of", "unseen_too"]
 
 _CAUSES = {"kv": "KV use", "budget": "token budget"}
 _CLIENT = (pl.col("src") == "client") | (pl.col("dst") == "client")
 _CARRIED = ~_CLIENT.fill_null(False) & (pl.col("object") == "kv")
 
 
-def seen_parts(
-    parts: pl.DataFrame,
-    trace: Trace,
-    requests: pl.DataFrame,
-    stays: pl.DataFrame,
-    runs: pl.DataFrame,
-    full: dict[tuple[str, int], Fullness],
-    keys: list[tuple[str, int]],
-    modelled: frozenset[str],
-    why_no_cost: str | None,
-    gaps: bool,
-    found: Steps,
-) -> tuple[pl.DataFrame, list[str]]:
-    """``modelled``: phases whose interference a step cost tells. ``gaps``: whether the steps show the time between them
-    (reconstructed ones touch, so they cannot). ``found``: the steps.
+@dataclass(frozen=True)
+class Sight:
+    """What the trace as a whole can show.
 
-    ``parts`` with null where a part is 0 only since nothing could show it, and the sentences that say so."""
-    if not parts.height:
-        return parts, ["No finished request was recorded: there is no latency to account for."]
-    certain = _of_server({k: f.certain for k, f in full.items()}, keys)
-    told = {cause: _of_server({k: cause in f.told for k, f in full.items()}, keys) for cause in FULL}
+    ``modelled``: phases whose interference a step cost tells. ``gaps``: whether the steps show the time between them
+    (reconstructed ones touch, so they cannot). ``transfers``, ``preempts``, ``repeats``: whether such time would show. ``told``:
+    of each (server, rank), whether its number of slots is known, and the causes of being full that it could tell.
+    """
+
+    modelled: frozenset[str]
+    gaps: bool
+    transfers: bool
+    preempts: bool
+    repeats: bool
+    told: Mapping[tuple[str, int], tuple[bool, frozenset[str]]]
+
+
+def sight_of(
+    trace: Trace,
+    found: StepSource,
+    modelled: frozenset[str],
+    told: Mapping[tuple[str, int], tuple[bool, frozenset[str]]],
+) -> Sight:
+    """Look at the trace's tables; ``found``: its steps."""
+    gaps = found.origin != "reconstructed"
+    return Sight(modelled, gaps, _transfers(trace), _preempts(found, gaps), _repeats(trace, found, gaps), told)
+
+
+def facts_of(parts: pl.DataFrame, requests: pl.DataFrame, stays: pl.DataFrame, runs: pl.DataFrame, sight: Sight) -> pl.DataFrame:
+    """What was recorded of each request, in booleans; all frames are of the same requests, ``parts`` before :func:`shown`."""
+    keys = list(sight.told)
+    certain = _of_server({k: known for k, (known, _) in sight.told.items()}, keys)
+    told = {cause: _of_server({k: cause in causes for k, (_, causes) in sight.told.items()}, keys) for cause in FULL}
     first = (
         # A router's stay is no queue.
         stays.filter((pl.col("role") != "route").fill_null(True))
@@ -66,11 +80,19 @@ def seen_parts(
             pl.col("enqueued", "scheduled", "several", "certain", "steps", *(f"told_{x}" for x in FULL)).fill_null(False)
         )
     )
-    # Queueing that is not told apart may be of either kind: no 0 beside it.
-    facts = facts.with_columns((parts["queue_unknown_ns"].fill_null(0) == 0).alias("split"))
+    return facts.with_columns(
+        # Queueing that is not told apart may be of either kind: no 0 beside it.
+        (parts["queue_unknown_ns"] == 0).alias("split"),
+        # A handed-over request has its prefill and decode from the roles of its stays.
+        (parts["prefill_ns"] + parts["decode_ns"] > 0).alias("worked"),
+        (parts["queue_room_ns"] + parts["handover_ns"] > 0).alias("waited"),
+    )
+
+
+def shown(parts: pl.DataFrame, facts: pl.DataFrame, sight: Sight) -> pl.DataFrame:
+    """``parts`` with null where a part is 0 only since nothing could show it."""
     c = pl.col
     queue = c("scheduled") & (c("enqueued") | c("received") | c("sent") | c("intended"))
-    has_transfer, preempts, repeats = _transfers(trace), _preempts(found, gaps), _repeats(trace, found, gaps)
     seen = {
         "client": c("intended") & c("sent"),
         "network_in": c("received") & (c("sent") | c("intended")),
@@ -79,34 +101,38 @@ def seen_parts(
         **{f"queue_{cause}": queue & c("certain") & c("split") & c(f"told_{cause}") for cause in FULL},
         "handover": c("several") | c("scheduled"),
         "queue_unknown": queue,
-        "host_gap": c("steps") & gaps,
+        "host_gap": c("steps") & sight.gaps,
         "prefill": c("steps") | (c("scheduled") & c("first")),
-        "prefill_interference": c("steps") & ("prefill" in modelled),
+        "prefill_interference": c("steps") & ("prefill" in sight.modelled),
         "decode": c("steps") | c("first"),
-        "decode_interference": c("steps") & ("decode" in modelled),
+        "decode_interference": c("steps") & ("decode" in sight.modelled),
         "skipped": c("steps"),
-        "preempted": c("steps") & preempts,
-        "recompute": c("steps") & repeats,
-        "transfer": pl.lit(has_transfer),
+        "preempted": c("steps") & sight.preempts,
+        "recompute": c("steps") & sight.repeats,
+        "transfer": pl.lit(sight.transfers),
         "delivery": c("last") | c("steps"),
         "unexplained": pl.lit(True),
     }
     flags = facts.select(seen[p.name].alias(p.name) for p in PARTS)
-    out = parts.with_columns(
+    return parts.with_columns(
         pl.when(flags[p.name] | (pl.col(p.column) > 0)).then(pl.col(p.column)).alias(p.column) for p in PARTS
     )
-    # A handed-over request has its prefill and decode from the roles of its stays.
-    facts = facts.with_columns((out["prefill_ns"].fill_null(0) + out["decode_ns"].fill_null(0) > 0).alias("worked"))
-    said = _sentences(facts, bool(modelled), why_no_cost, gaps)
-    waited = (out["queue_room_ns"].fill_null(0) + out["handover_ns"].fill_null(0) > 0) & facts["certain"]
+
+
+def sentences(facts: pl.DataFrame, trace: Trace, sight: Sight, why_no_cost: str | None) -> list[str]:
+    """What the trace cannot show, from the facts of all requests."""
+    if not facts.height:
+        return ["No finished request was recorded: there is no latency to account for."]
+    said = _sentences(facts, bool(sight.modelled), why_no_cost, sight.gaps)
+    waited = facts["waited"] & facts["certain"]
     if blind := [what for cause, what in _CAUSES.items() if (waited & ~facts[f"told_{cause}"]).any()]:
         said.append(f"Queueing: their server's {' and '.join(blind)} unknown, so waiting for it counts as queueing with room.")
-    if not has_transfer:
+    if not sight.transfers:
         said.append(
             "Transfers: no wait for one and no move between servers or memories was recorded, so time spent carrying data, if "
             "any, is in other parts."
         )
-    lost = [name for name, seen in (("preemption", preempts), ("repeated work", repeats)) if not seen]
+    lost = [name for name, seen in (("preemption", sight.preempts), ("repeated work", sight.repeats)) if not seen]
     if lost and facts["steps"].any():
         said.append(f"{' and '.join(lost).capitalize()}: these steps do not tell, so such time, if any, is in other parts.")
     if nameless := _nameless(trace) if facts["several"].any() else 0:
@@ -114,7 +140,7 @@ def seen_parts(
             f"Transfers: {nameless:,} moves of KV do not say whose they are (several ended in one step), so time that was spent "
             "waiting for them is in the hand-over."
         )
-    return out, said
+    return said
 
 
 def _of_server(values: dict[tuple[str, int], bool], keys: list[tuple[str, int]]) -> pl.Expr:
@@ -149,19 +175,22 @@ def _nameless(trace: Trace) -> int:
     return int(trace.table("moves").filter(_CARRIED & pl.col("request").is_null()).select(pl.len()).collect().item())
 
 
-def _preempts(found: Steps, gaps: bool) -> bool:
+def _preempts(found: StepSource, gaps: bool) -> bool:
     """Whether the steps would show a preemption: they count them, or residency has one."""
-    if (found.residency["phase"] == "preempted").any():
-        return True
-    return gaps and found.steps.height > 0 and not found.steps["preempted"].null_count()
+    if gaps:
+        n, counted = found.steps.select(pl.len(), pl.col("preempted").count()).collect(engine="streaming").row(0)
+        if n and n == counted:
+            return True
+    return bool(found.residency.select((pl.col("phase") == "preempted").any()).collect(engine="streaming").item())
 
 
-def _repeats(trace: Trace, found: Steps, gaps: bool) -> bool:
+def _repeats(trace: Trace, found: StepSource, gaps: bool) -> bool:
     """Whether tokens computed twice would show: from the context of each run as the engine tells it, or as waits."""
     if not trace.table("waits").filter(pl.col("kind") == "recompute").head(1).collect().is_empty():
         return True
     chunks = found.residency.filter(pl.col("phase") == "chunk")
-    return gaps and chunks.height > 0 and not chunks["context_at_start"].null_count()
+    n, known = chunks.select(pl.len(), pl.col("context_at_start").count()).collect(engine="streaming").row(0)
+    return gaps and n > 0 and n == known
 
 
 def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, gaps: bool) -> list[str]:
