@@ -76,19 +76,26 @@ def _ceilings(ceilings: tuple[Ceiling, ...], full: bool) -> list[RenderableType]
         table = _table("at most, by replay", "end to end", "TTFT", "TPOT", "throughput")
         for c in asked:
             table.add_row(c.question, *(factor_text(f) for f in (c.e2e, c.ttft, c.tpot, c.throughput)))
+        out.append(table)
         error = asked[0].error
         if error and "e2e" in error:
-            table.caption = (
-                f"Each against the replay under the trace's own policy, which is {error['e2e']:+.1%} off in mean end to end."
+            off = f"{error['e2e']:+.1%}"
+            out.append(
+                Text(f"Each against the replay under the trace's own policy, which is {off} off in mean end to end.", "dim")
             )
-            table.caption_justify = "left"
-        out.append(table)
+        if any(c.e2e is not None and c.e2e < 0.995 for c in asked):
+            out.append(Text("Below 1 it is slower on the whole: what is no longer held back meets in the same steps.", "dim"))
     if full:
+        said: dict[str, list[str]] = {}
         for c in ceilings:
-            out += [Text(f"• {c.name}: {w}", style="dim") for w in c.warnings]
-            out += [Text(f"• {c.sentence}", style="dim")] if c.left_out is not None else []
+            for w in c.warnings:
+                said.setdefault(w, []).append(c.name)
+        out += [Text(f"• {', '.join(names)}: {w}", style="dim") for w, names in said.items()]
+        out += [Text(f"• {c.sentence}", style="dim") for c in ceilings if c.left_out is not None]
     elif len(asked) < len(ceilings):
-        out.append(Text(f"{counted(len(ceilings) - len(asked), 'ceiling')} could not be asked; --full says why.", style="dim"))
+        out.append(
+            Text(f"{counted(len(ceilings) - len(asked), 'ceiling')} could not be asked: --section layers says why.", "dim")
+        )
     return out
 
 

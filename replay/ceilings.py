@@ -188,7 +188,7 @@ def _answer(
     if e2e is not None and e2e < 1 - 1e-9 and name != "roofline":
         warnings = [
             *warnings,
-            "Slower on the whole: what is no longer held back meets in the same steps. Not a ceiling, but a what-if.",
+            "Slower on the whole, so not a ceiling but a what-if.",
         ]
     return {
         "name": name,
