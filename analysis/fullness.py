@@ -65,6 +65,12 @@ def fullness(
         if full is not None and until is not None:
             found[name] = steps["start_ns"].to_numpy()[full], until[full]
             told.add(name)
+    if kv is None and (sampled := _sampled_kv(state.kv_used, stays, server)) is not None:
+        found["kv"] = sampled
+        told.add("kv")
+    if kv is None and server is not None and server.block_size_tokens:
+        # A pool of blocks may be full while slots are free: where nobody says how much of it is used, nobody knows of room.
+        known = _both(known, _NEVER if state.kv_used is None else (state.kv_used.start, state.kv_used.end))
     union = _union([known, *found.values()])
     return Fullness(_first(found), union, bool((state.slots > 0).any()), frozenset(told))
 
@@ -87,6 +93,15 @@ def _unexplained(waiting: Samples, stays: pl.DataFrame, starts: Ints, *, seen: b
     low = np.where(last >= 0, starts[np.maximum(last, 0)], low)
     own = np.searchsorted(np.sort(begin), high, side="right") - np.searchsorted(np.sort(until), low, side="left")
     return replace(waiting, value=np.maximum(waiting.value - own, 0))
+
+
+def _both(a: Spans, b: Spans) -> Spans:
+    """When both are."""
+    first, second = _union([a]), _union([b])
+    edges = np.unique(np.concatenate([first.start, first.end, second.start, second.end]))
+    start, end = edges[:-1], edges[1:]
+    inside = (first.before(end) > first.before(start)) & (second.before(end) > second.before(start))
+    return start[inside], end[inside]
 
 
 def _union(found: list[Spans]) -> Busy:
@@ -228,17 +243,31 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> Bool
     free = steps.select(capacity - pl.col("kv_used_tokens")).to_series()
     if free.null_count() == len(free):
         return None
+    little = _too_little(steps["start_ns"].to_numpy(), free.fill_null(0).to_numpy(), stays, server)
+    return free.is_not_null().to_numpy() & little
+
+
+def _sampled_kv(used: Samples | None, stays: pl.DataFrame, server: Server | None) -> Spans | None:
+    """The same from samples of the KV in use, where no step tells; coarser, since a sample speaks for some time."""
+    if used is None or not len(used.time) or server is None or not server.kv_capacity_tokens:
+        return None
+    free = server.kv_capacity_tokens - server.kv_capacity_tokens * used.value // 1_000_000
+    little = _too_little(used.time, free, stays, server)
+    return used.start[little], used.end[little]
+
+
+def _too_little(at: Ints, free: Ints, stays: pl.DataFrame, server: Server | None) -> Bools:
+    """At which moments the free KV (tokens) is less than the first in the queue needs, or than a block where nobody waits."""
     block = (server.block_size_tokens if server is not None else None) or 1
     queue = stays.filter(pl.col("enqueued_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort(
         "enqueued_ns", maintain_order=True
     )
-    start = steps["start_ns"].to_numpy()
-    need = np.full(len(start), block, dtype=np.int64)
+    need = np.full(len(at), block, dtype=np.int64)
     if queue.height:
         # First come, first served: the head at a moment is the first by enqueuing that is scheduled after it.
         enqueued, prompt = queue["enqueued_ns"].to_numpy(), queue["prompt_tokens"].fill_null(0).to_numpy()
         reach = np.maximum.accumulate(queue["scheduled_ns"].to_numpy())
-        head = np.minimum(np.searchsorted(reach, start, side="right"), len(reach) - 1)
-        waits = (reach[head] > start) & (enqueued[head] <= start)
+        head = np.minimum(np.searchsorted(reach, at, side="right"), len(reach) - 1)
+        waits = (reach[head] > at) & (enqueued[head] <= at)
         need = np.where(waits, np.maximum(prompt[head], block), block)
-    return free.is_not_null().to_numpy() & (free.fill_null(0).to_numpy() < need)
+    return np.asarray(free < need)

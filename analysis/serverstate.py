@@ -30,6 +30,8 @@ _QUEUED = (
     "vllm:num_requests_waiting_by_reason/capacity", "vllm:num_requests_waiting", "sglang:num_queue_reqs", "sglang_num_queue_reqs",
     "tgi_queue_size",
 )  # fmt: skip
+_KV_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio")
+_MILLION = 1_000_000
 _NAME = pl.concat_str(
     pl.col("name").str.extract(r"^([^{]+)", 1),
     (pl.lit("/") + pl.col("name").str.extract(r'[{,]reason="([^"]*)"', 1)).fill_null(""),
@@ -79,6 +81,7 @@ class ServerState:
     """``away_start``/``away_end``: the server was not there. ``slots_from``/``slots``: slots from then on (−1: unknown).
 
     ``processing``: requests that hold a slot. ``deferred``: requests that found none; ``queued``: whether it counts all who wait.
+    ``kv_used``: millionths of the KV space in use.
     """
 
     away_start: Ints
@@ -88,6 +91,7 @@ class ServerState:
     processing: Samples
     deferred: Samples
     queued: bool = False
+    kv_used: Samples | None = None
 
     @classmethod
     def constant(cls, slots: int | None) -> ServerState:
@@ -106,16 +110,17 @@ def server_state(trace: Trace, server: str, *, alone: bool = True) -> ServerStat
     described = trace.manifest.server(server)
     state = ServerState.constant(described.max_sequences if described is not None else None)
     away, slots_from, slots = _history(_events(trace, server), int(state.slots[0]))
-    processing, deferred, queued = state.processing, state.deferred, False
+    processing, deferred, queued, kv_used = state.processing, state.deferred, False, None
     if alone:
         read = (
             trace.table("counters")
             .filter(pl.col("entity") == f"server:{server}")
             .with_columns(_NAME.alias("name"))
-            .filter(pl.col("name").is_in([*_PROCESSING, *_DEFERRED, *_QUEUED]))
+            .filter(pl.col("name").is_in([*_PROCESSING, *_DEFERRED, *_QUEUED, *_KV_USED]))
             .filter(pl.col("status").fill_null("ok") == "ok")
             .select("name", "time_ns", pl.col("uncertainty_ns").fill_null(0),
-                    pl.coalesce("value_int", pl.col("value_float").cast(pl.Int64, strict=False)).alias("value"))
+                    pl.when(pl.col("name").is_in(_KV_USED)).then(pl.coalesce("value_float", "value_int") * _MILLION)
+                    .otherwise(pl.coalesce("value_int", "value_float")).cast(pl.Int64, strict=False).alias("value"))
             .drop_nulls()
             .sort("time_ns", "value")
             .collect()
@@ -123,8 +128,9 @@ def server_state(trace: Trace, server: str, *, alone: bool = True) -> ServerStat
         processing, deferred = _named(read, _PROCESSING), _named(read, _DEFERRED)
         if queued := not len(deferred.time):
             deferred = _named(read, _QUEUED)
+        kv_used = _named(read, _KV_USED)
     starts, ends = (np.array([a[i] for a in away], dtype=np.int64) for i in (0, 1))
-    return ServerState(starts, ends, np.array(slots_from), np.array(slots), processing, deferred, queued)
+    return ServerState(starts, ends, np.array(slots_from), np.array(slots), processing, deferred, queued, kv_used)
 
 
 def changes(trace: Trace) -> list[str]:
