@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ints", "MOST_NS", "MOST_TOKENS", "cumulative_until", "dot"]
+__all__ = ["Ints", "MOST_NS", "MOST_TOKENS", "distinct", "dot"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,9 +31,8 @@ def dot(a: Ints, b: Ints) -> int:
     return total
 
 
-def cumulative_until(times: Ints, values: Ints, t: Ints) -> Ints:
-    """Σ of the values whose time is ≤ t, for each t. ``times`` need no order."""
-    order = np.argsort(times, kind="stable")
-    sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values[order], dtype=np.int64)])
-    found: Ints = sums[np.searchsorted(times[order], t, side="right")]
+def distinct(values: Ints) -> Ints:
+    """Ascending, each once. (numpy's ``unique`` hashes, which takes twenty times as long on instants.)"""
+    ordered = np.sort(values, kind="stable")
+    found: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return found

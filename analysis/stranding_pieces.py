@@ -63,6 +63,8 @@ class Pieces:
 
     def within(self, low: int, high: int) -> Pieces:
         """What lies between two instants."""
+        if not len(self.start) or (self.start[0] >= low and self.end[-1] <= high):
+            return self
         cut = Pieces(np.maximum(self.start, low), np.minimum(self.end, high), *(getattr(self, f.name) for f in fields(self)[2:]))
         return cut.take(cut.start < cut.end)
 
@@ -144,8 +146,9 @@ def _of_rows(rank: Rank, rows: pl.DataFrame, following: Next | None) -> Pieces:
     whole = (context >= 0) & (members >= 0) & ((running < 0) | (running == members))
     held = np.where(whole, np.minimum(used, context + members * (rank.block_tokens - 1)), used)
     step = _ints(rows["step"])
-    told = [_ints(rows[c]) for c in ("waiting", "queued", "preempted", "back", "back_tokens")]
-    inside = Pieces(start, until, used, held, capacity, step, np.ones_like(start), running, *told, start)
+    told = {c: _ints(rows[c]) for c in ("waiting", "queued", "preempted", "back", "back_tokens")}
+    ones = np.ones_like(start)
+    inside = Pieces(start, until, used, held, capacity, step, ones, running, since=start, **told)
 
     gone = rank.nobody(step, until, then)
     rest = np.where((used < 0) | (after < 0), UNKNOWN, np.minimum(used, after))
@@ -153,21 +156,10 @@ def _of_rows(rank: Rank, rows: pl.DataFrame, following: Next | None) -> Pieces:
     if following is None:
         then[-1] = max(rank.to_ns, int(until[-1])) if gone[-1] else until[-1]
     # Who waited in the last step of all need not wait in the gap behind it.
-    unsaid = [np.where(gone, UNKNOWN, t) for t in told]
-    nothing = np.zeros_like(start)
-    gap = Pieces(
-        until,
-        then,
-        rest,
-        np.where(held < 0, rest, np.minimum(rest, held)),
-        capacity,
-        step,
-        nothing,
-        np.where(gone, 0, running),
-        *unsaid,
-        until,
-    )
-    both = _joined([inside, gap])
+    unsaid = {c: np.where(gone, UNKNOWN, t) for c, t in told.items()}
+    less = np.where(held < 0, rest, np.minimum(rest, held))
+    gap = Pieces(until, then, rest, less, capacity, step, ones - 1, np.where(gone, 0, running), since=until, **unsaid)
+    both = Pieces(*(np.column_stack([getattr(inside, f.name), getattr(gap, f.name)]).ravel() for f in fields(Pieces)))
     return both.take((both.used >= 0) & (both.start < both.end))
 
 
@@ -178,8 +170,10 @@ def _empty(rank: Rank, start: int, end: int, capacity: int | None) -> Pieces:
 
 
 def _joined(found: list[Pieces]) -> Pieces:
-    if not found:
-        return Pieces.none()
+    """In the order of their start; each part is in order, and its parts lie apart."""
+    found = [p for p in found if len(p.start)]
+    if len(found) < 2:
+        return found[0] if found else Pieces.none()
     one = Pieces(*(np.concatenate([getattr(p, f.name) for p in found]) for f in fields(Pieces)))
     return one.take(np.lexsort((one.end, one.start)))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from hoptrace.analysis.stranding_exact import Ints, dot
+from hoptrace.analysis.stranding_exact import Ints, distinct, dot
 from hoptrace.analysis.stranding_line import Lines
 from hoptrace.analysis.stranding_pieces import Pieces
 from hoptrace.analysis.stranding_wants import Bools, Wants, capacity_waits, queue_of
@@ -65,7 +65,7 @@ def sweep(
     queues = [queue_of(r, who, spans, alone[r.server]) for r in ranks]
     for begin, end, pieces in found.chunks():
         edges = np.arange(low + -(-(begin - low) // width) * width, end, width, dtype=np.int64)
-        at = np.unique(np.concatenate([[begin, end], edges, *(x for p in pieces for x in (p.start, p.end))]))
+        at = distinct(np.concatenate([[begin, end], edges, *(x for p in pieces for x in (p.start, p.end))]))
         t, dt = at[:-1], np.diff(at)
         where = (t - low) // width
         rows = [_Row.of(p, queues[i].wants(ranks[i], p), t, scale[i]) for i, p in enumerate(pieces)]
