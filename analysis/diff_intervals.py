@@ -138,20 +138,24 @@ def _tokens(
 
 def _compositions(a: Side, b: Side, pairs: Pairing | None, bounds: Bounds) -> None:
     """Intervals of the parts and of the classes' shares, over all requests and around each percentile."""
+    shown = [s.accounting.compositions.get("all") for s in (a, b)]
+    if shown[0] is None or shown[1] is None:
+        return
+    seen = [{n for n, v in c.parts.items() if v is not None} for c in shown if c is not None]
     frames = [s.accounting.parts for s in (a, b)]
-    paired = pairs is not None and frames[0].height == frames[1].height == pairs.a.len()
+    of = [f.height for f in frames]
+    paired = pairs is not None and of == [pairs.a.len()] * 2
     if pairs is not None and paired:
+        at = chosen(of[0])
         frames = [
-            pl.DataFrame({"request": o}).join(f, on="request", how="left", maintain_order="left")
+            pl.DataFrame({"request": o if at is None else o[at]}).join(f, on="request", how="left", maintain_order="left")
             for f, o in zip(frames, (pairs.a, pairs.b), strict=True)
         ]
         paired = not any(f["e2e_ns"].null_count() for f in frames)
-    seen = [{p.name for p in PARTS if f[p.column].null_count() < f.height} for f in frames]
-    data = [_matrix(f) for f in frames]
-    drawn = [chosen(len(d)) for d in data]
-    narrower = max(1.0 if at is None else float(np.sqrt(len(at) / len(d))) for at, d in zip(drawn, data, strict=True))
-    data = [d if at is None else d[at] for at, d in zip(drawn, data, strict=True)]
-    found = composition_intervals(data[0], data[1], paired=paired, narrower=narrower)
+    if not paired:
+        frames = [f if (at := chosen(f.height)) is None else f[at] for f in (s.accounting.parts for s in (a, b))]
+    narrower = max(float(np.sqrt(f.height / n)) for f, n in zip(frames, of, strict=True))
+    found = composition_intervals(_matrix(frames[0]), _matrix(frames[1]), paired=paired, narrower=narrower)
     names = [p.name for p in PARTS]
     width = 1 + len(names) + len(CLASSES)
     for stat_, (low, high) in found.items():

@@ -60,7 +60,7 @@ def _by_basis(side: Side, rows: Rows, tokens: int | None) -> Iterator[tuple[str,
             yield f"{what}_per_token.{basis}", Figure(value, "bytes" if "bytes" in what else "1", "ledger", None, basis)
         for what, name in (("bytes", "kv_moved_bytes"), ("transfers", "kv_transfers")):
             kv = [r for r in mine if r["object"] == "kv"]
-            value = per_token(_whole(kv, what), tokens) if kv else 0.0 if tokens and _complete(side) else None
+            value = per_token(_whole(kv, what), tokens) if kv else 0.0 if tokens and _no_kv_moves(side) else None
             yield f"{name}_per_token.{basis}", Figure(value, "bytes" if "bytes" in what else "1", "ledger", None, basis)
     # Hops and operations that moves do not say: of their mechanism's access path. A move that is assumed as a whole counts
     # here too.
@@ -136,12 +136,16 @@ def _bases(rows: Rows) -> list[str]:
     return sorted({str(r["basis"]) for r in rows})
 
 
-def _complete(side: Side) -> bool:
-    """Whether someone says that every move was recorded: only then is a kind of move that is not there none."""
-    rows = (
-        side.trace.table("coverage").filter((pl.col("table") == "moves") & (pl.col("fraction") >= 1)).select(pl.len()).collect()
-    )
-    return bool(rows.item())
+def _no_kv_moves(side: Side) -> bool:
+    """Whether a trace without moves of KV had none: someone says that every move was recorded; or each answer was made by one
+    server from first to last, and nothing tells of another tier."""
+    moves = (pl.col("table") == "moves") & (pl.col("fraction") >= 1)
+    if side.trace.table("coverage").filter(moves).select(pl.len()).collect().item():
+        return True
+    answers = float(side.reuse["sequences"].sum())
+    if not answers or float(side.servers["stays"].sum()) != answers:
+        return False
+    return not any(side.reuse[t].sum() for t in TIERS if t != "device")
 
 
 def _whole(rows: Rows, what: str) -> float | None:

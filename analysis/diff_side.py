@@ -51,15 +51,15 @@ class Side:
 
     @cached_property
     def accounting(self) -> Accounting:
-        return account(self.trace)
+        return account(self.trace, steps=self.steps)
 
     @cached_property
     def ledger(self) -> Ledger:
-        return ledger(self.trace)
+        return ledger(self.trace, steps=self.steps)
 
     @cached_property
     def coordination(self) -> Coordination:
-        return coordination(self.trace, accounting=self.accounting, moved=self.ledger)
+        return coordination(self.trace, accounting=self.accounting, moved=self.ledger, steps=self.steps)
 
     @cached_property
     def graph(self) -> Graph:

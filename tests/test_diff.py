@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import polars as pl
@@ -16,7 +18,7 @@ from support.small import small_trace
 import hoptrace
 from hoptrace.analysis.bootstrap import STATS, WINDOWS, Sample, chosen, composition_intervals, interval, ranks, ratio_intervals
 from hoptrace.analysis.composition import compositions
-from hoptrace.analysis.diff import Change, diff
+from hoptrace.analysis.diff import Change, Diff, diff
 from hoptrace.analysis.diff_pairs import finished
 from hoptrace.analysis.diff_work import work_of
 from hoptrace.analysis.parts import PARTS
@@ -27,15 +29,25 @@ from hoptrace.errors import InputError, UsageError
 A, B = small_trace(name="a"), small_trace(slower_ms=3, name="b")
 
 
+@cache
+def ab() -> Diff:
+    return diff(A, B)
+
+
+@cache
+def aa() -> Diff:
+    return diff(A, A)
+
+
 def test_a_trace_against_itself_changes_nothing() -> None:
-    d = diff(A, A)
+    d = aa()
     assert d.paired and not d.unequal
     assert {c.verdict for c in d.changes.values()} <= {"same", "unknown"}
     assert all(c.low == c.high == 0 for c in d.metrics if c.low is not None)
 
 
 def test_a_slower_server_is_worse_beyond_noise() -> None:
-    d = diff(A, B)
+    d = ab()
     ttft = d.changes["ttft.mean"]
     assert ttft.verdict == "worse" and ttft.low is not None and ttft.low > 0
     assert ttft.a is not None and ttft.b is not None and ttft.change == ttft.b - ttft.a > 0
@@ -68,7 +80,7 @@ def test_requests_that_one_side_does_not_know_are_in_neither_figure() -> None:
 
 
 def test_the_same_comparison_twice() -> None:
-    assert diff(A, B).as_dict() == diff(A, B).as_dict()
+    assert ab().as_dict() == diff(A, B).as_dict()
 
 
 def short(n: int, output: int = 5, prompt: int = 7) -> MemoryTrace:
@@ -272,7 +284,7 @@ def test_rules_that_cannot_be_read(text: str) -> None:
 
 
 def test_rules_are_judged() -> None:
-    d = diff(A, B)
+    d = ab()
     relative = d.changes["ttft.mean"].relative
     assert relative is not None
 
@@ -287,16 +299,14 @@ def test_rules_are_judged() -> None:
 
 
 def test_from_nothing_to_something_is_more_than_any_percentage() -> None:
-    d = diff(A, A)
     change = Change("x.mean", "ns", 0, 5)
     assert change.relative is None and change.verdict == "changed"
-    d.sections["parts"].append(change)
+    d = replace(aa(), sections={"parts": [change]})
     assert check([parse("x.mean>1000%")], d)[0].failed and not check([parse("x.mean<-10%")], d)[0].failed
 
 
 def test_noise_fails_no_rule_if_asked() -> None:
-    d = diff(A, A)
-    d.sections["metrics"].append(Change("noisy.mean", "ns", 100, 150, -20, 120))
+    d = replace(aa(), sections={"metrics": [Change("noisy.mean", "ns", 100, 150, -20, 120)]})
     assert check([parse("noisy.mean>10%")], d)[0].failed
     assert check([parse("noisy.mean>10%")], d, beyond_noise=True)[0].failed is False
 
