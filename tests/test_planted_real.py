@@ -238,7 +238,7 @@ class Sleepy(RecordingSyncScheduler):
 @pytest.mark.skipif(vllm_server.python() is None, reason="needs HOPTRACE_VLLM_PYTHON: a Python that has vLLM")
 def test_a_real_vllm_whose_scheduler_sleeps(tmp_path: Path) -> None:
     """A subclass of the recording scheduler sleeps before each step: between a request's steps that is `host_gap`, before its
-    first one `queue_room`; without the sleeps there is next to none."""
+    first one queueing; without the sleeps there is next to none."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "sleepy.py").write_text(SLEEPY)
@@ -295,7 +295,8 @@ def test_a_real_vllm_whose_scheduler_sleeps(tmp_path: Path) -> None:
 
         between = planted(stay["scheduled_ns"], last[number])
         assert between >= 1.4e9 and close(row["host_gap_ns"], between), (row["host_gap_ns"], between)
+        # Nobody told this capture how many slots there are, so the queue has no cause.
         before = planted(stay["enqueued_ns"], stay["scheduled_ns"])
-        assert row["queue_room_ns"] >= 0.95 * before
+        assert before >= 0.07e9 and close(row["queue_unknown_ns"], before), (row["queue_unknown_ns"], before)
     for number in quiet:
         assert (row_of(a, request=number)["host_gap_ns"] or 0) < 0.2e9
