@@ -18,11 +18,15 @@ _SERVERS = ("other server", "other host")
 
 
 def remote(seen: Seen) -> View:
-    """Moves of state by what they cross, collectives, pipeline ranks and hand-overs."""
+    """Moves of state by what they cross, collectives, pipeline ranks and hand-overs. ``rows``: one per way and mechanism, with
+    ``crosses`` and ``bytes_per_s`` (of one such move while it lasts), which tells the wire that was really taken."""
     graph = graph_of(seen.manifest)
     rows = query(seen.trace, "hidden_remote")
     crossed = [crossing(r["src"], r["dst"], r["mechanism"], graph) for r in rows.to_dicts()]
-    rows = rows.with_columns(pl.Series("crosses", crossed, dtype=pl.String))
+    timed = pl.when((pl.col("move_ns") > 0) & (pl.col("bytes_unknown") == 0) & (pl.col("unended") == 0)).then("move_ns")
+    rows = rows.with_columns(
+        pl.Series("crosses", crossed, dtype=pl.String), (pl.col("bytes").cast(pl.Float64) * 1e9 / timed).alias("bytes_per_s")
+    )
     figures = [*_moves(seen, rows), *_collectives(seen), *_pipeline(seen)]
     transfer = seen.sum_ns("transfer")
     figures.append(
@@ -159,7 +163,8 @@ def _collectives(seen: Seen) -> list[Figure]:
     share = (
         time / float(t["step_ns"].sum()) if time is not None and t["step_ns"].drop_nulls().len() and t["step_ns"].sum() else None
     )
-    size = seen.step_sum("collective_bytes")
+    sent = seen.step_sum("collective_bytes")
+    size = None if sent is None else round(sent)
     basis, why = seen.steps_basis, "would need steps.collective_ns"
     partial = seen.step_sum("collective_ns_known") != seen.steps
     each = seen.per_token(size)

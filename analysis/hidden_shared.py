@@ -15,7 +15,7 @@ __all__ = ["shared"]
 
 _TITLE = "shared state serialized, synchronized or polled again and again"
 _KINDS = ("sync", "lock", "serialize", "poll", "interrupt", "switch", "doorbell")
-_HASHES_AT_ONCE = 8_000_000  # some 100 bytes each while they are counted
+_HASHES_AT_ONCE = 4_000_000  # some 100 bytes each while they are counted
 
 
 def shared(seen: Seen) -> View:

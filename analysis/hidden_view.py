@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,8 @@ class Figure:
     why: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.value, float) and not math.isfinite(self.value):
+            object.__setattr__(self, "value", None)
         # One rule for all: what is unknown has a reason and no basis, what is known has a basis and no reason.
         if self.value is None:
             for name, value in (("basis", None), ("at_least", False), ("why", self.why or "the recorded rows do not tell")):
@@ -155,10 +158,10 @@ class Seen:
     def per_token(self, value: float | None) -> float | None:
         return None if value is None or not self.tokens else value / self.tokens
 
-    def step_sum(self, column: str) -> int | None:
+    def step_sum(self, column: str) -> float | None:
         """Sum of a column of ``totals`` over servers and origins; null where none is known."""
         known = self.totals[column].drop_nulls()
-        return round(known.sum()) if known.len() else None
+        return float(known.sum()) if known.len() else None
 
     @property
     def steps(self) -> int:

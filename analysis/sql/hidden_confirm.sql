@@ -1,44 +1,49 @@
 -- Waits of telling and asking that belong to a transfer of state: same request, else same step, else same server, and the two touch
 -- in time. Clients' messages (prompt, tokens) are no such transfers: they last as long as the request does. A sync counts only with
 -- a request: a step has syncs of its own.
-WITH carried AS (
-  SELECT CASE WHEN request IS NOT NULL THEN 'r' || request WHEN step IS NOT NULL THEN 's' || step || ' ' || coalesce(server, '')
-              ELSE 'v' || coalesce(server, '') END AS key,
-         start_ns, greatest(coalesce(end_ns, start_ns), start_ns) AS end_ns
-  FROM moves WHERE object NOT IN ('prompt', 'tokens')
-), reaches AS (
-  SELECT key, start_ns, max(end_ns) OVER (PARTITION BY key ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS reach_ns FROM carried
-), asked AS (
-  SELECT CASE WHEN request IS NOT NULL THEN 'r' || request WHEN step IS NOT NULL THEN 's' || step || ' ' || coalesce(server, '')
-              ELSE 'v' || coalesce(server, '') END AS key,
-         kind, "on", coalesce(basis, 'unstated') AS basis, start_ns, greatest(end_ns, start_ns) AS end_ns,
-         greatest(coalesce(count, 1), 0) AS n
+WITH owned AS (
+  SELECT CASE WHEN request IS NOT NULL THEN 0 WHEN step IS NOT NULL THEN 1 ELSE 2 END AS scope, coalesce(request, step, 0) AS number,
+         CASE WHEN request IS NULL THEN coalesce(server, '') ELSE '' END AS place,
+         NULL AS kind, NULL AS "on", NULL AS basis, start_ns, greatest(coalesce(end_ns, start_ns), start_ns) AS end_ns, NULL AS n
+  FROM moves
+  WHERE object NOT IN ('prompt', 'tokens')
+  UNION ALL
+  SELECT CASE WHEN request IS NOT NULL THEN 0 WHEN step IS NOT NULL THEN 1 ELSE 2 END, coalesce(request, step, 0),
+         CASE WHEN request IS NULL THEN coalesce(server, '') ELSE '' END,
+         kind, "on", coalesce(basis, 'unstated'), start_ns, greatest(end_ns, start_ns), greatest(coalesce(count, 1), 0)
   FROM waits
   WHERE kind IN ('doorbell', 'poll', 'interrupt', 'serialize') OR (kind = 'sync' AND request IS NOT NULL)
-), matched AS (
-  SELECT asked.* FROM asked ASOF JOIN reaches ON asked.key = reaches.key AND asked.end_ns >= reaches.start_ns
-  WHERE reaches.reach_ns >= asked.start_ns
-), mine AS (
-  SELECT key, start_ns, end_ns FROM carried WHERE key IN (SELECT key FROM matched WHERE kind <> 'serialize')
+), reached AS (
+  -- a wait touches one of the moves that began before its end if the latest end of these is not before its start
+  SELECT *, max(CASE WHEN kind IS NULL THEN end_ns END) OVER (
+           PARTITION BY scope, number, place ORDER BY CASE WHEN kind IS NULL THEN start_ns ELSE end_ns END, kind NULLS FIRST
+           ROWS UNBOUNDED PRECEDING) AS reach_ns
+  FROM owned
+), touching AS MATERIALIZED (
+  SELECT *, bool_or(kind <> 'serialize') OVER (PARTITION BY scope, number, place) AS asked
+  FROM reached
+  WHERE kind IS NULL OR reach_ns >= start_ns
 ), edges AS (
-  SELECT key, start_ns AS t, 1 AS m, 0 AS c FROM mine
-  UNION ALL SELECT key, end_ns, -1, 0 FROM mine
-  UNION ALL SELECT key, start_ns, 0, 1 FROM matched WHERE kind <> 'serialize'
-  UNION ALL SELECT key, end_ns, 0, -1 FROM matched WHERE kind <> 'serialize'
+  SELECT scope, number, place, start_ns AS t, (kind IS NULL)::INT AS m, (kind IS NOT NULL)::INT AS c
+  FROM touching WHERE asked AND kind IS DISTINCT FROM 'serialize'
+  UNION ALL
+  SELECT scope, number, place, end_ns, -(kind IS NULL)::INT, -(kind IS NOT NULL)::INT
+  FROM touching WHERE asked AND kind IS DISTINCT FROM 'serialize'
 ), spans AS (
-  SELECT lead(t) OVER (PARTITION BY key ORDER BY t) - t::HUGEINT AS ns, sum(m) OVER (PARTITION BY key ORDER BY t) AS m,
-         sum(c) OVER (PARTITION BY key ORDER BY t) AS c
-  FROM edges
+  SELECT lead(t) OVER w - t::HUGEINT AS ns, sum(m) OVER (w RANGE UNBOUNDED PRECEDING) AS m, sum(c) OVER (w RANGE UNBOUNDED PRECEDING) AS c
+  FROM edges WINDOW w AS (PARTITION BY scope, number, place ORDER BY t)
+), summed AS (
+  SELECT try_cast(coalesce(sum(ns) FILTER (m > 0 AND c = 0), 0) AS BIGINT) AS moving_ns,
+         try_cast(coalesce(sum(ns) FILTER (c > 0), 0) AS BIGINT) AS asking_ns,
+         (SELECT count(*) FROM touching WHERE asked AND kind IS NULL) AS transfers
+  FROM spans
 )
 SELECT kind, "on", basis, count(*) AS waits, try_cast(sum(n) AS BIGINT) AS operations,
        try_cast(sum(end_ns::HUGEINT - start_ns) AS BIGINT) AS wait_ns, NULL::BIGINT AS transfers
-FROM matched GROUP BY kind, "on", basis
-UNION ALL
+FROM touching
+WHERE kind IS NOT NULL
+GROUP BY kind, "on", basis
 -- of those transfers: their time less that in which somebody asked or told, and the time in which somebody did
-SELECT '(moving)', NULL, 'counted', NULL, NULL, try_cast(coalesce(sum(ns) FILTER (m > 0 AND c = 0), 0) AS BIGINT),
-       (SELECT count(*) FROM mine)
-FROM spans WHERE (SELECT count(*) FROM mine) > 0
-UNION ALL
-SELECT '(confirming)', NULL, 'counted', NULL, NULL, try_cast(coalesce(sum(ns) FILTER (c > 0), 0) AS BIGINT), (SELECT count(*) FROM mine)
-FROM spans WHERE (SELECT count(*) FROM mine) > 0
+UNION ALL SELECT '(moving)', NULL, 'counted', NULL, NULL, moving_ns, transfers FROM summed WHERE transfers > 0
+UNION ALL SELECT '(confirming)', NULL, 'counted', NULL, NULL, asking_ns, transfers FROM summed WHERE transfers > 0
 ORDER BY kind, "on" NULLS FIRST, basis

@@ -1,11 +1,18 @@
 -- The same wait over and over: waits of one request (else one step) of one kind on one thing are one scope.
-SELECT kind, "on", basis, count(*) AS scopes, try_cast(sum(n) AS BIGINT) AS operations, try_cast(max(n) AS BIGINT) AS most
-FROM (
-  SELECT kind, "on", coalesce(basis, 'unstated') AS basis, sum(greatest(coalesce(count, 1), 0)) AS n
+WITH told AS (
+  SELECT hash(kind, "on", basis) AS what, request, CASE WHEN request IS NULL THEN hash(server, step) END AS owner,
+         greatest(coalesce(count, 1), 0) AS n
   FROM waits
   WHERE kind IN ('doorbell', 'poll', 'interrupt', 'serialize', 'sync', 'lock', 'switch')
-  GROUP BY kind, "on", coalesce(basis, 'unstated'), request, CASE WHEN request IS NULL THEN server END,
-           CASE WHEN request IS NULL THEN step END
+), scopes AS (
+  SELECT what, count(*) AS scopes, sum(n) AS operations, max(n) AS most
+  FROM (SELECT what, sum(n) AS n FROM told GROUP BY what, request, owner)
+  GROUP BY what
+), kinds AS (
+  SELECT DISTINCT hash(kind, "on", basis) AS what, kind, "on", coalesce(basis, 'unstated') AS basis FROM waits
 )
+SELECT kind, "on", basis, sum(scopes)::BIGINT AS scopes, try_cast(sum(operations) AS BIGINT) AS operations,
+       try_cast(max(most) AS BIGINT) AS most
+FROM scopes JOIN kinds USING (what)
 GROUP BY ALL
 ORDER BY kind, "on" NULLS FIRST, basis
