@@ -7,6 +7,7 @@ extensions or Python variables, and cannot be given any: a trace comes from some
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "lock_configuration": "true",
 }
 _WORD = re.compile(r"\w+")
+# Words of queries that ask what there is.
+_LISTING = {"show", "information_schema", "duckdb_tables", "duckdb_columns", "sqlite_master"}
+_NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
 def connect(trace: Trace, names: Iterable[str] = ()) -> duckdb.DuckDBPyConnection:
@@ -53,6 +57,10 @@ def query(trace: Trace, text: str) -> pl.DataFrame:
     names = [name for name in TABLES if name in words]
     with connect(trace, names or ("clock_sync",)) as con:
         try:
+            if words & _LISTING:  # their names and columns, not their rows
+                for name in TABLES:
+                    if name not in (names or ("clock_sync",)):
+                        con.register(name, table(name).arrow.empty_table())
             relation = con.sql(text)
             if relation is None:
                 return pl.DataFrame()
@@ -69,7 +77,14 @@ def query(trace: Trace, text: str) -> pl.DataFrame:
                 raise InputError(
                     f"A file of {trace.path} is damaged ({message.splitlines()[0]}).", hint=f"Run: hoptrace validate {trace.path}"
                 ) from None
-            raise UsageError(message, hint=f"Tables: {', '.join(TABLES)}." if "does not exist" in message else None) from None
+            if missing := _NO_TABLE.search(message):
+                near = difflib.get_close_matches(missing[1].lower(), TABLES, n=1)
+                guess = f"Did you mean {near[0]}? " if near else ""
+                raise UsageError(f"There is no table {missing[1]}.", hint=f"{guess}Tables: {', '.join(TABLES)}.") from None
+            hint = None
+            if isinstance(e, duckdb.OutOfMemoryException):
+                hint = "Narrow it (fewer columns, a WHERE on request or time), or write the table with --csv and work on that."
+            raise UsageError(message, hint=hint) from None
 
 
 def _source(trace: Trace, name: str) -> pa.Table | ds.Dataset:

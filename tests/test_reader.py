@@ -299,7 +299,7 @@ def test_sql_reaches_nothing_but_the_tables(tmp_path: Path, query: str) -> None:
 
 def test_wrong_sql_says_what_and_which_tables_there_are(tmp_path: Path) -> None:
     trace = hoptrace.open(make(tmp_path / "t.trace"))
-    with pytest.raises(UsageError, match=r"Table with name token does not exist(.|\n)*Tables: requests, stages"):
+    with pytest.raises(UsageError, match=r"There is no table token\. Did you mean tokens\? Tables: requests, stages"):
         trace.sql("SELECT * FROM token")
     with pytest.raises(UsageError, match="Parser Error"):
         trace.sql("SELEC 1")
