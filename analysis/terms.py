@@ -12,6 +12,7 @@ from hoptrace.analysis import (
     ledger_terms,
     reversibility_terms,
     stranding_terms,
+    verdict_terms,
 )
 from hoptrace.analysis.parts import CLASSES, PARTS
 from hoptrace.analysis.term import Term, sql_of
@@ -77,7 +78,16 @@ def terms() -> dict[str, Term]:
             continue
         members = ", ".join(p.name for p in PARTS if p.klass == name)
         out.append(Term(name.replace(" ", "_"), "class of latency", name, "ns", f"Σ {members}", doc))
-    for module in (coordination, hidden_terms, ledger_terms, layers_terms, ceilings, stranding_terms, reversibility_terms):
+    for module in (
+        coordination,
+        hidden_terms,
+        ledger_terms,
+        layers_terms,
+        ceilings,
+        stranding_terms,
+        reversibility_terms,
+        verdict_terms,
+    ):
         out += module.TERMS
     kinds = list(dict.fromkeys(t.kind for t in out))
     return {t.name: t for t in sorted(out, key=lambda t: kinds.index(t.kind))}
