@@ -73,11 +73,12 @@ class Reuse:
 
     @property
     def share_with_resumption(self) -> float | None:
-        """What a rate shows that takes resumption for re-use: (cached + resumed) ÷ (prompt + resumed); null without
-        resumption."""
+        """What a rate shows that takes resumption for re-use: (cached + resumed) ÷ (prompt + resumed + recomputed), what a preempted
+        request looks up again being found or not; null without resumption."""
         if self.cached_tokens is None or not self.prompt_tokens or not self.resumed_tokens:
             return None
-        return (self.cached_tokens + self.resumed_tokens) / (self.prompt_tokens + self.resumed_tokens)
+        again = self.resumed_tokens + (self.recomputed_tokens or 0)
+        return (self.cached_tokens + self.resumed_tokens) / (self.prompt_tokens + again)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -42,6 +42,8 @@ def test_a_real_capture_agrees_with_the_engine() -> None:
     book = ledger(hoptrace.open(REAL / "preempted.trace"))
     r = book.reuse
     assert (r.cached_tokens, r.prompt_tokens, r.resumed_tokens, r.by_tier["device"]) == (1600, 13_533, 288, 1600)
+    # The plug-in's own counters of the look-ups after preemptions: 288 of 367, of which each computes its last token again.
+    assert r.share_with_resumption == pytest.approx((1600 + 288) / (13_533 + 367), rel=2e-4)
     own = next(e for e in book.engine_rates if e.name == "vllm:prefix_cache")
     assert (own.hits, own.queries) == (1600, 13_533) and own.share == r.share
     assert book.upkeep is not None and book.upkeep.served_bytes == 1600 * 12_288 and book.upkeep.moved_bytes == 0
