@@ -29,6 +29,10 @@ BUSY = 0.8
 _SAME = 0.02  # what counters and moves may differ by and still be said to agree
 _FALLS = 0.1  # share of falling pairs from which a "counter" reads like a gauge
 _MEMORY = ("dram", "hbm", "memory", "cxl", "ddr")
+_NO_BINS = pl.DataFrame(
+    schema=dict.fromkeys(("told_by", "host", "name", "link", "way"), pl.String)
+    | {"from_ns": pl.Int64, "to_ns": pl.Int64, "bytes": pl.Float64, "counted_ns": pl.Int64}
+)
 _VIEWS = {"crossings": "ledger_link_crossings", "spans": "ledger_link_spans"}
 
 
@@ -124,6 +128,7 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
             schema={"link": pl.String, "entity": pl.String, "bytes_per_s": pl.Float64},
             orient="row",
         ),
+        "rated": pl.DataFrame({"link": [k.name for k in links.values() if k.bytes_per_s]}, schema={"link": pl.String}),
         "span": pl.DataFrame([_covered(trace, span)], schema={"from_ns": pl.Int64, "to_ns": pl.Int64}, orient="row"),
         "grid": pl.DataFrame(
             [(span[0], max(1, -(-(span[1] - span[0]) // BINS)), BINS)],
@@ -131,8 +136,11 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
             orient="row",
         ),
     }
-    names = ("ledger_link_moved", "ledger_link_counted", "ledger_link_bins")
+    names = ["ledger_link_moved", "ledger_link_counted", "ledger_link_bins"]
+    if not any(k.bytes_per_s for k in links.values()):
+        names.pop()  # without a capacity there is no utilisation
     found = [query_with(trace, name, relations, _VIEWS) for name in names]
+    found += [_NO_BINS] * (3 - len(found))
     local = local_links(trace.manifest)
     out = [
         LinkUse(

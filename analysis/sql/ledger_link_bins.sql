@@ -1,12 +1,13 @@
 -- Bytes that cross each link in each bin: by the recorded moves (`moves`), and by its counters (`counter`), each spread evenly over
--- its time. Relation `grid`: from_ns, width_ns, bins. Views `crossings`, `spans`. What starts adds its rate, what ends takes it off;
+-- its time. Relations `grid`: from_ns, width_ns, bins; `rated`: links of known capacity. Views `crossings`, `spans`. What starts adds its rate, what ends takes it off;
 -- a bin holds what was carried into it and what changes in it: linear in moves and bins. counted_ns: the part of a bin that
 -- the counter's samples cover.
 WITH each AS (
-  SELECT 'moves' AS told_by, '' AS host, '' AS name, link, way, start_ns, end_ns, bytes::DOUBLE AS bytes FROM crossings WHERE bytes > 0
+  SELECT 'moves' AS told_by, '' AS host, '' AS name, link, way, start_ns, end_ns, bytes::DOUBLE AS bytes FROM crossings
+  WHERE bytes > 0 AND link IN (SELECT link FROM rated)
   UNION ALL
   SELECT 'counter', host, name, link, way, start_ns, end_ns, bytes FROM spans
-  WHERE bytes IS NOT NULL AND start_ns IS NOT NULL AND end_ns > start_ns
+  WHERE bytes IS NOT NULL AND start_ns IS NOT NULL AND end_ns > start_ns AND link IN (SELECT link FROM rated)
 ), change AS (
   SELECT told_by, host, name, link, way, start_ns AS at_ns, bytes / (end_ns - start_ns) AS rate, 1 AS live, 0.0 AS at_once
   FROM each WHERE end_ns > start_ns

@@ -3,19 +3,19 @@
 -- when it is full). Tokens computed are those of the blocks stored, and less than one block for each stay.
 -- Relation `sizes`: server, block_tokens, from_ns, to_ns (where block events were recorded).
 WITH e AS (
-  SELECT coalesce(server, '') AS server, coalesce(dp_rank, 0) AS dp_rank, time_ns, event,
+  SELECT coalesce(server, '') AS server, coalesce(dp_rank, 0) AS dp_rank, time_ns,
          CASE event WHEN 'cleared' THEN 0 WHEN 'evicted' THEN 1 ELSE 2 END AS turn,
-         CASE event WHEN 'stored' THEN 1 WHEN 'copied' THEN 1 WHEN 'evicted' THEN -1 ELSE 0 END AS change
-  FROM blocks WHERE event = 'cleared' OR coalesce(medium, 'device') = 'device'
+         sum(CASE event WHEN 'stored' THEN 1 WHEN 'copied' THEN 1 WHEN 'evicted' THEN -1 ELSE 0 END) AS change
+  FROM blocks WHERE event = 'cleared' OR coalesce(medium, 'device') = 'device' GROUP BY ALL
 ), lives AS (
-  SELECT *, count(*) FILTER (event = 'cleared')
-         OVER (PARTITION BY server, dp_rank ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS life
+  SELECT *, count(*) FILTER (turn = 0) OVER (PARTITION BY server, dp_rank ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS life
   FROM e
 ), held AS (
-  SELECT server, dp_rank, time_ns, event, turn, life, sum(change) OVER w AS n, count(*) FILTER (event = 'stored') OVER w AS stored
-  FROM lives WINDOW w AS (PARTITION BY server, dp_rank, life ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING)
+  SELECT server, dp_rank, time_ns, turn, life,
+         sum(change) OVER (PARTITION BY server, dp_rank, life ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS n
+  FROM lives
 ), at_last AS (
-  SELECT server, dp_rank, time_ns, arg_max(n, (life, turn, n * CASE turn WHEN 1 THEN -1 ELSE 1 END)) AS n FROM held GROUP BY ALL
+  SELECT server, dp_rank, time_ns, arg_max(n, turn) AS n FROM held GROUP BY ALL
 ), s AS (
   SELECT steps.server, coalesce(dp_rank, 0) AS dp_rank, end_ns, running, block_tokens, kv_used_tokens, kv_capacity_tokens,
          prefill_tokens + decode_tokens AS computed
