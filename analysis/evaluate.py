@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from hoptrace.analysis.axis import Axis, Ints, flatten
+from hoptrace.analysis.axis import Axis, Ints, distinct, flatten
 from hoptrace.analysis.fullness import Fullness
 from hoptrace.analysis.interference import PHASES, Model
 from hoptrace.analysis.marks import LABELS, L, Outline
@@ -85,7 +85,7 @@ def evaluate(
 
     first = _first_tokens(axis, first_token)
     covers = (plan.cover, working, idle, recorded, repeated)
-    cuts = np.unique(np.concatenate([*(c.points for c in covers), axis.base, first[first >= 0]]))
+    cuts = distinct(np.concatenate([*(c.points for c in covers), axis.base, first[first >= 0]]))
     a, b = cuts[:-1], cuts[1:]
     owner = axis.owner(a)
     base = plan.cover.at(a)
@@ -116,9 +116,12 @@ def evaluate(
     t0, t1 = axis.time(owner, a), axis.time(owner, b)
     out = np.zeros((len(PARTS), len(a)), dtype=np.int64)
     length = b - a
+    column = np.full(len(LABELS), -1, dtype=np.int64)
     for name in ("client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted",
                  "recompute", "host_gap", "skipped", "handover", *(f"queue_{c}" for c in FULL)):  # fmt: skip
-        out[_COLUMN[name]] = np.where(label == L[name], length, 0)
+        column[L[name]] = _COLUMN[name]
+    plain = np.flatnonzero(column[label] >= 0)
+    out[column[label[plain]], plain] = length[plain]
     error = {phase: np.zeros((len(a), model.width if model is not None else 0)) for phase in PHASES}
     queue, arranging, between = (label == L[x] for x in ("queue", "arranging", "between"))
     for k in range(len(keys)):
@@ -263,7 +266,9 @@ def _computed(axis: Axis, at: Ints, sequence: Ints, chunk: Bools, start: Ints, s
 def _until_first(axis: Axis, owner: Ints, out: Ints, a: Ints, b: Ints, first: Ints, computed: Ints) -> pl.DataFrame:
     """The parts up to the first token. Once the prompt is computed the token is on its way, whatever else goes on."""
     own = np.flatnonzero(b <= first[owner])
-    cut = out[:, own]
+    cut = np.zeros((len(PARTS), len(own)), dtype=np.int64)
+    for i in np.flatnonzero(out.any(axis=1)).tolist():  # of all parts a trace has some
+        cut[i] = out[i, own]
     on_its_way = a[own] >= computed[owner[own]]
     for name in ("decode", "decode_interference", "host_gap", "skipped"):
         cut[_COLUMN["delivery"]] += np.where(on_its_way, cut[_COLUMN[name]], 0)
@@ -278,7 +283,8 @@ def _sums(owner: Ints, out: Ints, requests: int) -> Ints:
     total = np.zeros((len(PARTS), requests), dtype=np.int64)
     if len(owner):
         first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
-        total[:, owner[first]] = np.add.reduceat(out, first, axis=1)
+        for i in np.flatnonzero(out.any(axis=1)).tolist():
+            total[i, owner[first]] = np.add.reduceat(out[i], first)
     return total
 
 

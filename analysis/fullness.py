@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from hoptrace.analysis.axis import Ints
+from hoptrace.analysis.axis import Ints, distinct
 from hoptrace.analysis.serverstate import FAR, Samples, ServerState
 from hoptrace.analysis.stepline import Busy
 from hoptrace.manifest import Server
@@ -98,7 +98,7 @@ def _unexplained(waiting: Samples, stays: pl.DataFrame, starts: Ints, *, seen: b
 def _both(a: Spans, b: Spans) -> Spans:
     """When both are."""
     first, second = _union([a]), _union([b])
-    edges = np.unique(np.concatenate([first.start, first.end, second.start, second.end]))
+    edges = distinct(np.concatenate([first.start, first.end, second.start, second.end]))
     start, end = edges[:-1], edges[1:]
     inside = (first.before(end) > first.before(start)) & (second.before(end) > second.before(start))
     return start[inside], end[inside]
@@ -113,7 +113,7 @@ def _union(found: list[Spans]) -> Busy:
 def _first(found: dict[str, Spans]) -> dict[str, Busy]:
     """Each moment to the first of the causes that hold it."""
     causes = {name: _union([x]) for name, x in found.items()}
-    edges = np.unique(np.concatenate([np.concatenate([c.start, c.end]) for c in causes.values()]))
+    edges = distinct(np.concatenate([np.concatenate([c.start, c.end]) for c in causes.values()]))
     start, end = edges[:-1], edges[1:]
     left = np.ones(len(start), dtype=bool)
     out = {}
@@ -134,7 +134,7 @@ def _slots(sure: Spans, maybe: Spans, lost: Spans, state: ServerState) -> tuple[
     """
     edges = (*sure, *maybe, *lost, state.away_start, state.away_end, state.slots_from, np.array([-FAR, FAR]))
     read = (state.processing, state.deferred)
-    at = np.unique(np.concatenate([*edges, *(x for r in read for x in (r.start, r.end))]))
+    at = distinct(np.concatenate([*edges, *(x for r in read for x in (r.start, r.end))]))
 
     def stamps(t: Ints) -> tuple[Bools, Bools]:
         slots = _slots_at(state, t)

@@ -29,12 +29,12 @@ Span = tuple[int, int]
 _FULLNESS = ("prefill_tokens", "decode_tokens", "decode_requests", "kv_used_tokens", "kv_capacity_tokens")
 _COLUMNS = ("start_ns", "end_ns", *dict.fromkeys((*COMPOSITION, "prefill_requests", *_FULLNESS)))
 _ORDER = ("server", "dp_rank", "pp_rank", "step")
-_SAMPLE = 200_000  # steps that a cost is fitted to
+_SAMPLE = 50_000  # steps that a cost is fitted to
 
 
 @dataclass(frozen=True)
 class StepAccess:
-    """A trace's steps: ``held`` in memory, or read by ``windows``. ``sample``: at most some 200,000 of them, evenly spread;
+    """A trace's steps: ``held`` in memory, or read by ``windows``. ``sample``: at most some 50,000 of them, evenly spread;
     ``told``: by (server, rank) one row that is null only where all of its steps are."""
 
     source: StepSource

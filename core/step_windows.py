@@ -49,7 +49,8 @@ class StepWindows:
 
     def read(self, columns: Sequence[str], span: tuple[int, int] | None, numbers: dict[Key, tuple[int, int]]) -> pl.DataFrame:
         """Of each (server, rank): the steps that lie in ``span`` (ns, both ends included) at least partly, those with a number in
-        ``numbers``, all between them, and the last one that began before ``span``; ascending by key and number. ``dp_rank`` is never null."""
+        ``numbers``, all between them, and the last one that began before ``span``; ascending by key and number. ``dp_rank`` is
+        never null."""
         wanted = {}
         for key, s in self._stretches.items():
             if (reach := _reach(s, span, numbers.get(key))) is not None:

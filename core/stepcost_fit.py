@@ -84,8 +84,10 @@ def _solve(x: _Array, y: _Array, weight: _Array) -> _Array:
     a, b = x * weight[:, None], y * weight
     scale = np.sqrt((a * a).sum(axis=0))
     scale[scale == 0] = 1
-    q, r = np.linalg.qr(a / scale)
-    beta, _ = nnls(r, q.T @ b)
+    # With y as a last column, R holds Qᵀy too, and Q itself need not be made.
+    k = x.shape[1]
+    r = np.linalg.qr(np.column_stack([a / scale, b]), mode="r")
+    beta, _ = nnls(r[:k, :k], r[:k, k])
     return beta / scale  # type: ignore[no-any-return]
 
 
