@@ -88,9 +88,9 @@ def read_stays(
     """One row per stay, in order within each request; a request without a row in `stages` gets one from its own stamps.
 
     Columns: request, order, sequence, server (may be null), dp_rank, role, enqueued_ns, scheduled_ns, end_ns, end_reason,
-    finish_ns and failed (of the request), prompt_tokens (less what a cache held). What the first stay does not know is taken
-    from the request, then from its first run of steps. ``runs``: of these requests; where it is a function, it is only called if
-    a stay needs them. ``within``: as for :func:`read_requests`.
+    finish_ns and failed (of the request), prompt_tokens (less what a cache held), cached_tokens. What the first stay does not
+    know is taken from the request, then from its first run of steps. ``runs``: of these requests; where it is a function, it
+    is only called if a stay needs them. ``within``: as for :func:`read_requests`.
     """
     own = pl.col("_stages").is_null()
     stages = (
@@ -129,6 +129,7 @@ def read_stays(
         "finish_ns",
         "failed",
         (pl.coalesce("_own_prompt", "prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
+        "cached_tokens",
     )
 
 

@@ -12,14 +12,13 @@ from hoptrace.schema import WAIT_KINDS
 __all__ = ["read_runs", "read_waits"]
 
 
-def read_runs(
-    residency: pl.DataFrame, lines: dict[tuple[str, int], StepLine], stages: pl.LazyFrame | None = None
-) -> pl.DataFrame:
+def read_runs(residency: pl.DataFrame, lines: dict[tuple[str, int], StepLine], stays: pl.DataFrame | None = None) -> pl.DataFrame:
     """Each row of `residency` with its time: request, sequence, server, dp_rank, phase, start_ns, end_ns, tokens, repeated.
 
     ``tokens`` is what the request computed in the run and ``repeated`` how many of them had been computed before, by this server
-    or another one (0 where tokens or contexts are unknown). ``stages``: what a stay found in caches had been computed too; a
-    decoder that is sent a whole prompt still computes its last token. Rows whose steps are not in `steps` are left out.
+    or another one (0 where tokens or contexts are unknown). ``stays`` (as :func:`hoptrace.analysis.marks.read_stays` gives them):
+    what one found in caches had been computed too; a decoder that is sent a whole prompt still computes its last token. Rows
+    whose steps are not in `steps` are left out.
     """
     frame = residency.with_columns(pl.col("dp_rank").fill_null(0), pl.col("sequence").fill_null(0)).sort(
         "request", "sequence", "first_step", "server", "dp_rank"
@@ -51,7 +50,7 @@ def read_runs(
         .sort(*own, "start_ns", "first_step")
         .with_columns(pl.when(works).then(reach).alias("_reach"))
         .with_columns(pl.col("_reach").cum_max().forward_fill().shift(1).over(own).alias("_before"))
-        .join(_found(stages, frame), on=["request", "sequence", "server", "dp_rank"], how="left", maintain_order="left")
+        .join(_found(stays, frame), on=["request", "sequence", "server", "dp_rank"], how="left", maintain_order="left")
         .with_columns(pl.max_horizontal("_before", "_cached").alias("_before"))
         .with_columns(
             pl.when((pl.col("phase") == "chunk") & pl.col("_reach").is_not_null() & pl.col("_before").is_not_null())
@@ -63,21 +62,15 @@ def read_runs(
     )
 
 
-def _found(stages: pl.LazyFrame | None, runs: pl.DataFrame) -> pl.DataFrame:
+def _found(stays: pl.DataFrame | None, runs: pl.DataFrame) -> pl.DataFrame:
     """What each stay found in caches. Of several sequences a server may tell one's count as another's: those are left out."""
     on = {"request": pl.Int64, "sequence": pl.Int64, "server": pl.String, "dp_rank": pl.Int64}
-    if stages is None:
+    if stays is None or not runs.height:
         return pl.DataFrame(schema=on | {"_cached": pl.Int64})
     one = runs.group_by("request").agg(pl.col("sequence").n_unique().alias("_n")).filter(pl.col("_n") == 1).select("request")
-    return (
-        stages.filter(pl.col("cached_tokens") > 0)
-        .with_columns(pl.col("sequence").fill_null(0), pl.col("dp_rank").fill_null(0))
-        .filter(pl.col("cached_tokens") <= pl.col("prompt_tokens").fill_null(pl.col("cached_tokens")))
-        .join(one.lazy(), on="request", how="semi")
-        .group_by(list(on))
-        .agg(pl.col("cached_tokens").min().alias("_cached"))
-        .collect()
-    )
+    # Its prompt is what was not cached: less than nothing is a count gone wrong.
+    found = stays.filter((pl.col("cached_tokens") > 0) & (pl.col("prompt_tokens").fill_null(0) >= 0))
+    return found.join(one, on="request", how="semi").group_by(list(on)).agg(pl.col("cached_tokens").min().alias("_cached"))
 
 
 def read_waits(trace: Trace, within: tuple[int, int] | None = None) -> pl.DataFrame:

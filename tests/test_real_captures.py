@@ -63,6 +63,13 @@ def test_no_part_up_to_the_first_token_is_more_than_the_whole(path: Path) -> Non
     assert decoded == [0, 0]
 
 
+@pytest.mark.parametrize("path", WITH_RESIDENCY[:3], ids=lambda p: p.stem)
+def test_in_batches_as_at_once(path: Path) -> None:
+    trace, a = opened(path)
+    b = account(trace, batch=7)
+    assert b.parts.equals(a.parts) and b.ttft_parts.equals(a.ttft_parts) and b.notes == a.notes and b.unseen == a.unseen
+
+
 def test_levels_of_real_captures() -> None:
     _, a = opened(VLLM / "steady.trace")
     assert a.level.name == "observed steps, residency, waits"
