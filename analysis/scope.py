@@ -133,6 +133,8 @@ class Scope:
         ranks = {name: sum(s == name for s, _ in keys) for name, _ in keys}
         self._states = {k: server_state(trace, k[0], alone=ranks[k[0]] == 1) for k in keys}
         self._whole: tuple[dict[Key, StepLine], dict[Key, Fullness]] | None = None
+        # Who has lost his place holds no slot, whoever he is.
+        self._lost = access.source.residency.filter(pl.col("phase") == "preempted").collect(engine="streaming")
 
     def told(self) -> dict[Key, tuple[bool, frozenset[str]]]:
         """Of each (server, rank): whether there is any time with room known, and the causes of being full that could be told."""
@@ -151,27 +153,36 @@ class Scope:
             if self._whole is None:
                 assert self._access.held is not None
                 by_server = lines(self._access.held, self._model, self._access.coverage)
-                full = {k: self._fullness(k, self._stays.frame, self._access.held, self._states[k]) for k in self._keys}
+                lost = read_runs(self._lost, by_server)
+                full = {k: self._fullness(k, self._stays.frame, self._access.held, self._states[k], lost) for k in self._keys}
                 self._whole = by_server, full
-            return self._whole[0], read_runs(residency, self._whole[0]), self._whole[1]
+            return self._whole[0], read_runs(residency, self._whole[0], self._own(residency)), self._whole[1]
         states = {k: _state_within(s, span) for k, s in self._states.items()} if span is not None else self._states
         wide = _widened(span, states)
         steps = self._access.read(wide, numbers_of(residency))
         by_server = lines(steps, self._model, self._access.coverage)
-        runs = read_runs(residency, by_server)
+        runs, lost = read_runs(residency, by_server, self._own(residency)), read_runs(self._lost, by_server)
         if wide is None:
-            return by_server, runs, {k: self._fullness(k, self._stays.frame.clear(), steps.clear(), s) for k, s in states.items()}
+            nobody = self._stays.frame.clear()
+            return by_server, runs, {k: self._fullness(k, nobody, steps.clear(), s, lost) for k, s in states.items()}
         earliest = steps["start_ns"].min()
         # A step speaks for the time until the next one: the stays since the first of them count.
         begin = min(wide[0], int(earliest)) if isinstance(earliest, int) else wide[0]
         stays = self._stays.within((begin, wide[1]))
-        return by_server, runs, {k: self._fullness(k, stays, steps, _cut_at(s, begin, stays)) for k, s in states.items()}
+        cut = {k: _cut_at(s, begin, stays) for k, s in states.items()}
+        return by_server, runs, {k: self._fullness(k, stays, steps, s, lost) for k, s in cut.items()}
 
-    def _fullness(self, key: Key, stays: pl.DataFrame, steps: pl.DataFrame, state: ServerState) -> Fullness:
+    def _own(self, residency: pl.DataFrame) -> pl.DataFrame:
+        """The stays of those whose rows these are."""
+        low, high = residency["request"].min(), residency["request"].max()
+        return self._stays.of(low, high + 1) if isinstance(low, int) and isinstance(high, int) else self._stays.frame.clear()
+
+    def _fullness(self, key: Key, stays: pl.DataFrame, steps: pl.DataFrame, state: ServerState, lost: pl.DataFrame) -> Fullness:
         alone = len(self._trace.manifest.servers) <= 1
         here = ((pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1])) | (pl.col("server").is_null() & alone)
         own = steps.filter((pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1])).sort("start_ns", "step")
-        return fullness(stays.filter(here), own, self._trace.manifest.server(key[0]), state)
+        away = lost.filter((pl.col("server") == key[0]) & (pl.col("dp_rank") == key[1]))
+        return fullness(stays.filter(here), own, self._trace.manifest.server(key[0]), state, away)
 
 
 def runs_of(access: StepAccess, residency: pl.DataFrame) -> pl.DataFrame:
