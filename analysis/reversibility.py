@@ -109,7 +109,7 @@ def reversibility(
     held at once (null: as memory allows)."""
     source = steps if steps is not None else step_source(trace)
     who = stays(trace)
-    found = lines(trace, source, who, rows)
+    found = lines(trace, source, who, rows, sampled=False)
     t = _moments(found, who) if moments is None else np.array(sorted(moments), dtype=np.int64)
     at = _at(found, t)
     horizons = [round(s * 1e9) for s in HORIZONS_S]
@@ -211,14 +211,15 @@ def _kv(
     sized = (m.used >= 0) & (m.capacity > 0)
     # Where nobody tells who holds the space, only an empty one tells who will give it back.
     known = sized & ~h.unsure & ((m.used == 0) | (rank.occupied is not None))
+    if known.sum() < 0.95 * sized.sum():
+        known[:] = False  # those that are left would be the quiet ones
     why = []
     if not sized.any():
         why.append(f"How much KV space {rank.name} has is not told, so the share that could be handed over is not known.")
     elif sized.sum() > known.sum():
         why.append(
             f"At {int(sized.sum() - known.sum())} moments the trace does not tell how much KV of {rank.name} each request held; "
-            "they are "
-            "left out."
+            + ("they are left out." if known.any() else "what could be handed over is not known.")
         )
     if not known.any():
         return None, None, why

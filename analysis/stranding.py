@@ -264,12 +264,18 @@ def _pool(spaces: list[Space], pooled: list[int], sums: list[Sums], c: Common, u
 
 def _notes(spaces: list[Space], pool: Pool | None, ranks: list[Rank]) -> list[str]:
     notes = []
-    derived = [s.name for s in spaces if s.basis == "derived"]
+    derived = [r.name for r in ranks if r.basis == "derived" and r.samples is None]
     if derived:
         notes.append(
-            f"What is in use on {', '.join(derived)} is derived from the contexts of the requests in its steps, since the "
-            "engine does "
-            "not say it: a request that skips a step is not in it, and a prefix that requests share counts for each."
+            f"What is in use on {', '.join(derived)} is derived from the contexts of the requests in its steps, since the engine "
+            "does not say it: a request that skips a step is not in it, and a prefix that requests share counts for each."
+        )
+    sampled = [r.name for r in ranks if r.samples is not None]
+    if sampled:
+        notes.append(
+            f"What is in use on {', '.join(sampled)} is from samples of the engine's own gauge: peaks between two are not seen, "
+            "and the gauge tells of the end of an earlier step, before the prompts that are computed meanwhile. On a real "
+            "capture with both it said 17 % less at the mean than the steps."
         )
     if pool is not None and len(pool.spaces) < len(spaces):
         left = [s.name for s in spaces if s.name not in pool.spaces]

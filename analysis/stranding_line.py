@@ -8,17 +8,18 @@ Nobody speaks for a gap in which it is not known whether somebody was there, nor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
 
 from hoptrace.analysis.serverstate import server_state
-from hoptrace.analysis.stranding_exact import MOST_NS, MOST_TOKENS
+from hoptrace.analysis.stranding_exact import MOST_NS, MOST_TOKENS, Ints
 from hoptrace.analysis.stranding_pieces import Next, Pieces, columns, pieces_of
 from hoptrace.analysis.stranding_rank import Rank, occupied
 from hoptrace.kv import geometry
+from hoptrace.manifest import Server
 from hoptrace.reader import Trace
 from hoptrace.step_source import StepSource
 
@@ -62,7 +63,7 @@ class Lines:
         return next((self.first[rank, k] for k in range(chunk + 1, len(self.cuts)) if (rank, k) in self.first), None)
 
 
-def lines(trace: Trace, source: StepSource, stays: pl.DataFrame, rows: int | None = None) -> Lines:
+def lines(trace: Trace, source: StepSource, stays: pl.DataFrame, rows: int | None = None, *, sampled: bool = True) -> Lines:
     """The KV spaces that the trace's steps tell of. ``stays``: of :func:`hoptrace.analysis.stranding_stays.stays`. ``rows``:
     steps held at once (null: :data:`ROWS`, fewer where there are many ranks)."""
     steps = columns(source.steps)
@@ -80,12 +81,14 @@ def lines(trace: Trace, source: StepSource, stays: pl.DataFrame, rows: int | Non
         .sort("server", "dp_rank")
         .collect(engine="streaming")
     )
-    if spans.is_empty():
-        return Lines([], steps)
     if (spans["pp_last"] > spans["pp_rank"]).any():
         # The stages of a pipeline hold their layers of the same tokens: one of them says it all.
         steps = steps.join(spans.lazy().select(_KEYS), on=_KEYS, how="semi")
     ranks = _ranks(trace, source, spans, stays)
+    if sampled:
+        ranks = _with_samples(trace, ranks)
+    if not ranks:
+        return Lines([], steps)
     cuts = _cuts(steps, ranks, max(25_000, ROWS // len(ranks)) if rows is None else max(1, rows))
     return Lines(ranks, steps, cuts, _firsts(steps, ranks, cuts))
 
@@ -97,9 +100,6 @@ def _ranks(trace: Trace, source: StepSource, spans: pl.DataFrame, stays: pl.Data
     ranks = []
     for r in spans.iter_rows(named=True):
         server, dp = r["server"], r["dp_rank"]
-        described = trace.manifest.server(server)
-        shape = None if described is None else geometry(described)
-        capacity = None if described is None else described.kv_capacity_tokens
         own = cover.filter(pl.col("server").is_null() | (pl.col("server") == server))
         told = own.filter(
             (pl.col("table") == "steps")
@@ -110,26 +110,63 @@ def _ranks(trace: Trace, source: StepSource, spans: pl.DataFrame, stays: pl.Data
         partly = own.filter((pl.col("table") == "residency") & (pl.col("fraction") < 1)).height > 0
         state = server_state(trace, server)
         ranks.append(
-            Rank(
-                server=server,
+            replace(
+                _rank(trace.manifest.server(server), server, (state.away_start, state.away_end)),
                 dp_rank=dp,
                 name=f"{server}/{dp}" if server in several else server,
                 from_ns=min([r["start_ns"], *told["from_ns"].to_list()]),
                 to_ns=max([r["end_ns"], *told["to_ns"].to_list()]),
                 basis="counted" if r["counted"] else "derived" if r["derived"] else None,
-                capacity_tokens=capacity if capacity is not None and 0 < capacity <= MOST_TOKENS else None,
-                bytes_per_token=shape.bytes_per_token if shape is not None and shape.bytes_per_token <= _MOST_BYTES else None,
-                block_tokens=max(1, (described.block_size_tokens if described is not None else None) or 1),
-                slots=(described.max_sequences if described is not None else None) or None,
-                budget_tokens=(described.max_batched_tokens if described is not None else None) or None,
                 occupied=None if partly else there.get((server, dp)),
                 stays=_present(stays, server, dp, server in several),
-                away=(state.away_start, state.away_end),
                 pp_rank=r["pp_rank"],
                 steps=r["len"],
             )
         )
     return ranks
+
+
+def _with_samples(trace: Trace, ranks: list[Rank]) -> list[Rank]:
+    """Servers without steps, or whose steps say nothing of contexts, take what the server told from time to time."""
+    out = []
+    for server in trace.manifest.servers:
+        mine = [r for r in ranks if r.server == server.name]
+        state = server_state(trace, server.name) if len(mine) < 2 and (not mine or mine[0].basis is None) else None
+        used = None if state is None else state.kv_used
+        capacity = _tokens(server.kv_capacity_tokens)
+        if state is None or used is None or not len(used.time) or capacity is None:
+            out += mine
+            continue
+        away = (state.away_start, state.away_end)
+        one = mine[0] if mine else _rank(server, server.name, away)
+        out.append(replace(one, from_ns=int(used.start[0]), to_ns=int(used.end[-1]), basis="derived", samples=used))
+    out += [r for r in ranks if trace.manifest.server(r.server) is None]
+    return sorted(out, key=lambda r: (r.server, r.dp_rank))
+
+
+def _rank(server: Server | None, name: str, away: tuple[Ints, Ints]) -> Rank:
+    """What the manifest says of a server's first rank."""
+    shape = None if server is None else geometry(server)
+    return Rank(
+        server=name,
+        dp_rank=0,
+        name=name,
+        from_ns=0,
+        to_ns=0,
+        basis=None,
+        capacity_tokens=None if server is None else _tokens(server.kv_capacity_tokens),
+        bytes_per_token=shape.bytes_per_token if shape is not None and shape.bytes_per_token <= _MOST_BYTES else None,
+        block_tokens=max(1, (server.block_size_tokens if server is not None else None) or 1),
+        slots=(server.max_sequences if server is not None else None) or None,
+        budget_tokens=(server.max_batched_tokens if server is not None else None) or None,
+        occupied=None,
+        stays=None,
+        away=away,
+    )
+
+
+def _tokens(n: int | None) -> int | None:
+    return n if n is not None and 0 < n <= MOST_TOKENS else None
 
 
 def _present(stays: pl.DataFrame, server: str, dp: int, several: bool) -> tuple[np.ndarray, np.ndarray] | None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from hoptrace.analysis.serverstate import Samples
 from hoptrace.analysis.stranding_exact import MOST_NS, MOST_TOKENS, Ints
 from hoptrace.analysis.stranding_rank import Rank
 
@@ -115,6 +116,8 @@ def pieces_of(rank: Rank, rows: pl.DataFrame, begun: bool, low: int, high: int, 
     ``rows``: the rank's steps that begin there, ascending by start; before them, where ``begun``, the last one that began
     earlier.
     """
+    if rank.samples is not None and rank.capacity_tokens is not None:
+        return _sampled(rank.samples, rank.capacity_tokens).within(low, high).without(rank.away)
     found: list[Pieces] = []
     if not begun:
         first = following
@@ -161,6 +164,14 @@ def _of_rows(rank: Rank, rows: pl.DataFrame, following: Next | None) -> Pieces:
     gap = Pieces(until, then, rest, less, capacity, step, ones - 1, np.where(gone, 0, running), since=until, **unsaid)
     both = Pieces(*(np.column_stack([getattr(inside, f.name), getattr(gap, f.name)]).ravel() for f in fields(Pieces)))
     return both.take((both.used >= 0) & (both.start < both.end))
+
+
+def _sampled(samples: Samples, capacity: int) -> Pieces:
+    """Each sample over the time that it speaks for; who waited is told by the stays."""
+    used = np.clip(samples.value, 0, 1_000_000) * capacity // 1_000_000
+    none, of = np.full(len(used), UNKNOWN, dtype=np.int64), np.full(len(used), capacity, dtype=np.int64)
+    found = Pieces(samples.start, samples.end, used, used, of, none, none * 0, *(none,) * 6, samples.start)
+    return found.take(samples.start < samples.end)
 
 
 def _empty(rank: Rank, start: int, end: int, capacity: int | None) -> Pieces:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from hoptrace.analysis.serverstate import Samples
 from hoptrace.analysis.stranding_exact import Ints
 
 __all__ = ["Rank", "merge", "occupied"]
@@ -19,7 +20,7 @@ ROWS = 1_000_000
 @dataclass(frozen=True)
 class Rank:
     """One KV space. ``basis``: counted (the engine says what is in use), derived (the contexts of those in its steps: a lower
-    bound where some of them skip steps), or null.
+    bound where some of them skip steps; or samples), or null.
 
     ``from_ns``/``to_ns``: what was recorded of it. ``capacity_tokens``: the manifest's, for steps that don't say it.
     ``occupied``: first and last steps of the stretches in which requests were there, ascending; where nobody says who was in the
@@ -43,6 +44,7 @@ class Rank:
     away: tuple[Ints, Ints]
     pp_rank: int = 0
     steps: int = 0
+    samples: Samples | None = None
 
     @property
     def knows_gaps(self) -> bool:

@@ -128,7 +128,7 @@ def _add(s: Sums, r: _Row, dt: Ints, where: Ints, wanted: Bools, queued: Bools, 
     s.idle += dot(idle, span)
     s.stranded += dot(stranded, span)
     s.queued += dot(behind, span)
-    s.over_90 += int(span[sized & (used // 9 * 10 + used % 9 * 10 // 9 > capacity)].sum())
+    s.over_90 += int(span[sized & (used * 10 > capacity * 9)].sum())
     s.lacking += int(span[r.lacks].sum())
     for name, values in (
         ("covered_ns", np.ones_like(span)), ("provisioned", capacity), ("used", used), ("held", held), ("stranded", stranded),
