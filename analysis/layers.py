@@ -33,6 +33,7 @@ __all__ = ["BINS", "TERMS", "LayerShares", "Layers", "layers"]
 BINS = 500
 """Bins over time at most."""
 
+_NO_PLATFORM = "no platform is known"
 _COLUMNS = tuple(f"{layer}_ns" for layer in LAYERS)
 # Half-width of the window of ranks around each percentile: those of the accounting's compositions.
 _WINDOWS = {"p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
@@ -145,7 +146,9 @@ def layers(
     groups = _groups(frame)
     of_steps = step_layers(split)
     told: Said = said(of_steps, split, rooflines, why_not, source.origin)
-    bound, headline = bound_of(groups["all"].ns if groups else {}, groups["all"].e2e_ns if groups else 0.0)
+    whole = groups.get("all")
+    no_platform = any(w.startswith(_NO_PLATFORM) for w in why_not.values())
+    bound, headline = bound_of(whole.ns if whole else {}, whole.e2e_ns if whole else 0.0, no_platform=no_platform)
     return Layers(
         rooflines=tuple(rooflines),
         per_request=frame,
@@ -168,7 +171,7 @@ def _rooflines(manifest: Manifest, platform: Mapping[str, Any] | None) -> tuple[
     for server in manifest.servers or [Server(name="engine")]:
         rates = platform if platform is not None else platform_of(manifest, server)
         if rates is None:
-            why[server.name] = "no platform is known: give --platform NAME or FILE (`hoptrace platforms` lists those there are)"
+            why[server.name] = f"{_NO_PLATFORM}: give --platform NAME or FILE (`hoptrace platforms` lists those there are)"
             continue
         try:
             found.append(roofline_of(server, rates))

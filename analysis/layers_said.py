@@ -15,7 +15,8 @@ __all__ = ["Said", "bound_of", "said"]
 _FAR = 10.0  # times the roofline: more than any host or collective time that serving engines are known for
 _MUCH = 0.5
 _NOTABLE = 0.2
-_WORDS = {"compute": "Arithmetic", "state": "State (weights and KV)", "scheduling": "Scheduling"}
+_SMALL = 0.01
+_WORDS = {"compute": "Arithmetic", "state": "State", "scheduling": "Scheduling"}
 
 
 @dataclass
@@ -25,8 +26,9 @@ class Said:
     notes: list[str] = field(default_factory=list)
 
 
-def bound_of(ns: Mapping[str, float | None], e2e_ns: float) -> tuple[str | None, str]:
-    """The layer that takes the most of latency, and the sentence; null where what nobody can tell takes more."""
+def bound_of(ns: Mapping[str, float | None], e2e_ns: float, *, no_platform: bool = False) -> tuple[str | None, str]:
+    """The layer that takes the most of latency, and the sentence; null where what nobody can tell takes more. ``no_platform``:
+    that no platform is known is why."""
     if not ns or not e2e_ns > 0:
         return None, "No request is known to have finished, so there is no latency to divide."
     share = {k: v / e2e_ns for k, v in ns.items() if v is not None}
@@ -35,19 +37,21 @@ def bound_of(ns: Mapping[str, float | None], e2e_ns: float) -> tuple[str | None,
     dark = share.get("unexplained", 0.0) + share.get("undivided", 0.0)
     named = {"compute": "arithmetic", "state": "state", "scheduling": "scheduling"}
     others = [f"{named[k]} {percent(told[k])}" for k in told if k != leader]
-    others += [f"not told {percent(dark)}"] if dark > 0 else []
-    others += [f"client and network {percent(share['outside'])}"] if share.get("outside", 0.0) > 0 else []
-    rest = ", ".join(others) or "nothing else"
-    if told[leader] > dark and told[leader] >= share.get("outside", 0.0):
-        return leader, f"{_WORDS[leader]} takes most of the latency: {percent(told[leader])} ({rest})."
-    if share.get("outside", 0.0) > max(told[leader], dark):
-        return None, f"Client and network take most of the latency: {percent(share['outside'])}; no layer of the server does."
+    away = share.get("outside", 0.0)
+    others += [f"client and network {percent(away)}"] if away >= _SMALL else []
+    if told[leader] > dark and told[leader] >= away:
+        rest = ", ".join([*others, *([f"not told {percent(dark)}"] if dark > 0 else [])])
+        return leader, f"{_WORDS[leader]} takes most of the latency: {percent(told[leader])}{f' ({rest})' if rest else ''}."
+    if away > max(told[leader], dark):
+        return None, f"Client and network take most of the latency: {percent(away)}; no layer of the server does."
+    if no_platform and share.get("undivided", 0.0) > share.get("unexplained", 0.0):
+        first = f"Without --platform the layer of {percent(dark)} of latency is not told"
+    else:
+        first = f"What bounds the latency is not told: of {percent(dark)} nobody can say the layer"
     if told[leader] == 0:
-        return None, f"What bounds the latency is not told: of {percent(dark)} of it nobody can say the layer."
-    return None, (
-        f"What bounds the latency is not told: of {percent(dark)} of it nobody can say the layer. "
-        f"Of what is told, {named[leader]} leads with {percent(told[leader])} ({rest})."
-    )
+        return None, f"{first}."
+    rest = ", ".join(others)
+    return None, f"{first}; of what is told {named[leader]} leads with {percent(told[leader])}{f' ({rest})' if rest else ''}."
 
 
 def said(

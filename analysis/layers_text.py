@@ -9,8 +9,9 @@ from rich.text import Text
 from hoptrace.analysis.ceilings import Ceiling, factor_text
 from hoptrace.analysis.layer_of import LAYER_OF_PART, LAYERS
 from hoptrace.analysis.layers import Layers, LayerShares
+from hoptrace.analysis.layers_summary import StepLayers
 from hoptrace.analysis.parts import part
-from hoptrace.analysis.text import counted, duration_text, percent
+from hoptrace.analysis.text import duration_text, percent
 
 __all__ = ["blocks"]
 
@@ -19,18 +20,30 @@ _NAMES = {"all": "mean of all", "p50": "p50", "p95": "p95", "p99": "p99", "slowe
 
 def blocks(x: Layers, *, full: bool = False) -> list[RenderableType]:
     """What belongs on one screen; ``full``: all."""
-    out: list[RenderableType] = [Text(x.headline, style="bold")]
+    out: list[RenderableType] = [Text(x.headline, style="bold" if full else "")]
+    if not full:
+        # Warnings stand above all sections.
+        return out + ([Text(line)] if (line := _ceilings_line(x.ceilings)) else [])
     out += [Text(f"! {w}", style="yellow") for w in x.warnings]
     if x.groups:
-        out.append(_shares(x, full))
-    if x.steps is not None and (full or x.steps.all.divided_steps or x.steps.all.host_steps):
-        out.append(_steps(x, full))
-    out += _ceilings(x.ceilings, full)
-    if full:
-        out.append(_parts())
-        out += [Text(f"• {n}", style="dim") for n in x.notes]
-        out += [Text(f"• {u}") for u in x.unseen]
+        out.append(_shares(x))
+    if x.steps is not None:
+        out.append(_steps(x.steps))
+    out += _ceilings(x.ceilings)
+    out.append(_parts())
+    out += [Text(f"• {n}", style="dim") for n in x.notes]
+    out += [Text(f"• {u}") for u in x.unseen]
     return out
+
+
+def _ceilings_line(ceilings: tuple[Ceiling, ...]) -> str | None:
+    asked = sorted((c for c in ceilings if c.e2e is not None), key=lambda c: -(c.e2e or 0))
+    if not asked:
+        return None
+    factors = ", ".join(f"{c.name} {factor_text(c.e2e)}" for c in asked)
+    error = (asked[0].error or {}).get("e2e")
+    off = "" if error is None else f" (the method is {error:+.1%} off)"
+    return f"End to end at most, by replay with one cost taken away: {factors}{off}."
 
 
 def _table(*names: str) -> Table:
@@ -41,11 +54,9 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _shares(x: Layers, full: bool) -> Table:
+def _shares(x: Layers) -> Table:
     table = _table("latency", "requests", "e2e", *LAYERS)
     for name, g in x.groups.items():
-        if name == "slowest" and not full:
-            continue
         table.add_row(_NAMES[name], f"{g.requests:,}", duration_text(g.e2e_ns), *(_share(g, k) for k in LAYERS))
     return table
 
@@ -57,10 +68,9 @@ def _share(g: LayerShares, layer: str) -> str:
     return f"≥{text}" if least and g.ns[layer] else text
 
 
-def _steps(x: Layers, full: bool) -> Table:
-    assert x.steps is not None
+def _steps(steps: StepLayers) -> Table:
     table = _table("steps", "n", "mean", "roofline", "×", "host", "device at work")
-    for k in (x.steps.all, *(x.steps.kinds if full else ())):
+    for k in (steps.all, *steps.kinds):
         bound = k.roofline_ns / k.divided_steps if k.divided_steps else None
         table.add_row(
             k.kind, f"{k.steps:,}", duration_text(k.took_ns / k.steps if k.steps else None), duration_text(bound),
@@ -69,7 +79,7 @@ def _steps(x: Layers, full: bool) -> Table:
     return table
 
 
-def _ceilings(ceilings: tuple[Ceiling, ...], full: bool) -> list[RenderableType]:
+def _ceilings(ceilings: tuple[Ceiling, ...]) -> list[RenderableType]:
     asked = [c for c in ceilings if c.left_out is None]
     out: list[RenderableType] = []
     if asked:
@@ -85,17 +95,12 @@ def _ceilings(ceilings: tuple[Ceiling, ...], full: bool) -> list[RenderableType]
             )
         if any(c.e2e is not None and c.e2e < 0.995 for c in asked):
             out.append(Text("Below 1 it is slower on the whole: what is no longer held back meets in the same steps.", "dim"))
-    if full:
-        said: dict[str, list[str]] = {}
-        for c in ceilings:
-            for w in c.warnings:
-                said.setdefault(w, []).append(c.name)
-        out += [Text(f"• {', '.join(names)}: {w}", style="dim") for w, names in said.items()]
-        out += [Text(f"• {c.sentence}", style="dim") for c in ceilings if c.left_out is not None]
-    elif len(asked) < len(ceilings):
-        out.append(
-            Text(f"{counted(len(ceilings) - len(asked), 'ceiling')} could not be asked: --section layers says why.", "dim")
-        )
+    said: dict[str, list[str]] = {}
+    for c in ceilings:
+        for w in c.warnings:
+            said.setdefault(w, []).append(c.name)
+    out += [Text(f"• {', '.join(names)}: {w}", style="dim") for w, names in said.items()]
+    out += [Text(f"• {c.sentence}", style="dim") for c in ceilings if c.left_out is not None]
     return out
 
 
