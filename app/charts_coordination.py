@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import altair as alt
 import polars as pl
 
@@ -34,19 +36,19 @@ def operations(frame: pl.DataFrame, per: str = "per_output_token") -> alt.Chart:
     )
     # A logarithmic axis has no zero: bars begin a decade below the smallest.
     smallest = data["each"].min()
-    low = 10.0 ** (len(str(int(1 / smallest))) * -1) if isinstance(smallest, float) and smallest < 1 else 0.1
+    low = 10.0 ** math.floor(math.log10(smallest) - 0.5) if isinstance(smallest, float) else 0.1
     data = data.with_columns(
         pl.lit(low).alias("low"),
+        (pl.col("kind") + pl.when(pl.col("basis") == "assumed").then(pl.lit(", assumed")).otherwise(pl.lit(""))).alias("row"),
         pl.when("at_least").then(pl.lit("at least")).otherwise(pl.lit("all")).alias("known"),
     ).drop("at_least")
     base = alt.Chart(data).encode(
-        y=alt.Y("kind:N", sort=list(dict.fromkeys(data["kind"].to_list())), title=None, axis=alt.Axis(domain=False, ticks=False)),
-        yOffset=alt.YOffset("basis:N", sort=list(_ORDER)),
+        y=alt.Y("row:N", sort=list(dict.fromkeys(data["row"].to_list())), title=None, axis=alt.Axis(domain=False, ticks=False)),
         x=alt.X(
             "low:Q",
-            scale=alt.Scale(type="log", domainMin=low, nice=True),
+            scale=alt.Scale(type="log", domainMin=low),
             title=f"operations per {words} (logarithmic)",
-            axis=alt.Axis(format="~g", grid=True),
+            axis=alt.Axis(format="~g", grid=True, values=[10.0**k for k in range(-9, 10)]),
         ),
         x2="each:Q",
         tooltip=[
@@ -59,7 +61,7 @@ def operations(frame: pl.DataFrame, per: str = "per_output_token") -> alt.Chart:
             alt.Tooltip("source:N", title="from"),
         ],
     )
-    chart: alt.Chart = base.mark_bar(strokeWidth=1.4).encode(
+    chart: alt.Chart = base.mark_bar(strokeWidth=1.4, height={"band": 0.7}).encode(
         fill=alt.Fill(
             "basis:N",
             scale=alt.Scale(domain=list(_ORDER), range=[_COLOUR, "#F0B48C", GREY, "#FFFFFF"]),
@@ -69,4 +71,4 @@ def operations(frame: pl.DataFrame, per: str = "per_output_token") -> alt.Chart:
         ),
         stroke=alt.value(_COLOUR),
     )
-    return chart.properties(height=alt.Step(14))
+    return chart.properties(height=alt.Step(22))
