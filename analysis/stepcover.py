@@ -94,7 +94,7 @@ def _outside(trace: Trace, found: StepSource) -> int:
 
 def _passes(trace: Trace, steps: pl.LazyFrame, all_steps: int) -> tuple[int, int | None]:
     """Known steps of the servers that count their passes, and what they counted; null where none does."""
-    totals = counter_totals(trace).filter((pl.col("name") == _PASSES) & pl.col("total").is_not_null())
+    totals = counter_totals(trace, [_PASSES]).filter(pl.col("total").is_not_null())
     if not totals.height:
         return all_steps, None
     servers = [e.removeprefix("server:") for e in totals["entity"].to_list()]
