@@ -73,8 +73,8 @@ class Reuse:
 
     @property
     def share_with_resumption(self) -> float | None:
-        """What a rate shows that takes resumption for re-use: (cached + resumed) ÷ (prompt + resumed + recomputed), what a preempted
-        request looks up again being found or not; null without resumption."""
+        """What a rate shows that takes resumption for re-use: (cached + resumed) ÷ (prompt + resumed + recomputed), all that a
+        preempted request looks up again being in it; null without resumption."""
         if self.cached_tokens is None or not self.prompt_tokens or not self.resumed_tokens:
             return None
         again = self.resumed_tokens + (self.recomputed_tokens or 0)

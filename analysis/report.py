@@ -76,7 +76,6 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-ready values, stable under :data:`SCHEMA`: fields may be added, never change or go."""
         a = self.accounting
-        se = a.interference_se["interference_se_ns"].drop_nulls()
         out = {
             "schema": SCHEMA,
             "trace": self.name,
@@ -94,9 +93,11 @@ class Report:
                 "classes": list(CLASSES),
                 "compositions": {k: c.as_dict() for k, c in a.compositions.items()},
                 "tail": a.tail.as_dict() if a.tail else None,
-                "interference_se_ns": round(float(se.sum()) / se.len()) if se.len() else None,
+                "ttft_compositions": {k: c.as_dict() for k, c in a.ttft_compositions.items()},
+                "ttft_tail": a.ttft_tail.as_dict() if a.ttft_tail else None,
+                "interference_se_ns": None if a.interference_se_ns is None else round(a.interference_se_ns),
                 "steps_origin": a.steps_origin,
-                "level": a.level.as_dict() if a.level is not None else None,
+                "level": a.level.as_dict(),
                 "notes": a.notes,
             },
             "ledger": self.ledger.as_dict(),
@@ -132,7 +133,7 @@ def report(
         raise UsageError(f"There is no section {wrong[0]!r}.", hint=f"Sections: {', '.join(SECTIONS)}.")
     wanted = set(SECTIONS) if "unseen" in sections else set(sections)  # each has something that it cannot see
     steps = step_source(trace)
-    accounting = account(trace)
+    accounting = account(trace, steps=steps)
     moved = ledger(trace, steps=steps)
     arranged = coordination(trace, accounting=accounting, moved=moved, steps=steps)
     figures = summary(trace)
@@ -160,7 +161,7 @@ def report(
         accounting=accounting,
         ledger=moved,
         coordination=arranged,
-        warnings=warnings(trace, accounting, arranged),
+        warnings=[*(layered.warnings if layered else []), *warnings(trace, accounting, arranged)],
         unseen=list(dict.fromkeys(unseen)),
         field=field,
         hidden=carried,

@@ -58,15 +58,17 @@ def render(report: Report, *, sections: Collection[str] | None = None) -> Render
 
 
 class Short:
-    """The first blocks of a section, as many as fit whole into its lines, with a blank line before; at least one."""
+    """The first blocks of a section, as many as fit whole into its lines, at least one; a blank line before tables and bars."""
 
     def __init__(self, name: str, blocks: list[RenderableType]) -> None:
         self._most = _LINES[name]
         self._label = _LABELS.get(name)
+        self._apart = self._label is None or name == "coordination"
         self._blocks = blocks
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text()
+        if self._apart:
+            yield Text()
         left = self._most
         for i, block in enumerate(self._blocks):
             if not i and self._label and isinstance(block, Text):

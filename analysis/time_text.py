@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hoptrace.analysis.accounting import Accounting
-from hoptrace.analysis.composition import Composition
+from hoptrace.analysis.composition import Composition, Tail
 from hoptrace.analysis.parts import PARTS, part
 from hoptrace.analysis.text import counted, duration_text, percent
 
@@ -35,13 +37,21 @@ def blocks(a: Accounting, *, full: bool = False) -> list[RenderableType]:
         return []
     out: list[RenderableType] = _bars(a, tuple(_ROWS) if full else ("all", "p50", "p99"))
     if full:
-        out += [Text(), parts_table(a)]
+        out += [Text(), parts_table(a.compositions)]
     else:
         out.append(_largest(a))
     if a.tail:
-        out.append(_tail(a))
+        out.append(_tail(a.tail, "The slowest", "takes"))
     if full:
-        out += [Text(note, style="dim") for note in a.notes]
+        if a.ttft_compositions:
+            out += [
+                Text(),
+                Text("Up to the first token, around the percentiles of TTFT", style="bold"),
+                parts_table(a.ttft_compositions),
+            ]
+        if a.ttft_tail:
+            out.append(_tail(a.ttft_tail, "The slowest", "waits for its first token for"))
+        out += [Text(note, style="dim") for note in (*a.notes, f"This rests on: {a.level.name}.")]
     return out
 
 
@@ -87,7 +97,7 @@ def _largest(a: Accounting) -> Text:
     return Text(f"Largest parts: {', '.join(shown)}{tail}.") if shown else Text("No time passed.")
 
 
-def parts_table(a: Accounting) -> Table:
+def parts_table(compositions: Mapping[str, Composition]) -> Table:
     """Every part that takes time anywhere: mean around the percentiles and of all, share, class."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("part")
@@ -95,18 +105,21 @@ def parts_table(a: Accounting) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("class")
     for p in PARTS:
-        values = [a.compositions[n].parts[p.name] for n in ("p50", "p95", "p99", "all")]
+        values = [compositions[n].parts[p.name] for n in ("p50", "p95", "p99", "all")]
         if any(values):
-            share = a.compositions["all"].part_shares[p.name]
+            share = compositions["all"].part_shares[p.name]
             table.add_row(p.label, *(duration_text(v) for v in values), percent(share), Text(p.klass, style=LOOK[p.klass][1]))
     return table
 
 
-def _tail(a: Accounting) -> Text:
-    tail = a.tail
-    assert tail is not None
-    who = "The slowest request takes" if tail.slowest.requests == 1 else f"The slowest {tail.slowest.requests} requests take"
+def _tail(tail: Tail, who: str, does: str) -> Text:
+    n = tail.slowest.requests
+    said = (
+        f"{who} request {does}"
+        if n == 1
+        else f"{who} {n:,} requests {does.replace('takes', 'take').replace('waits for its', 'wait for their')}"
+    )
     gap = tail.slowest.e2e_ns - tail.median.e2e_ns
     more = [f"{part(name).label} +{duration_text(ns)}" for name, ns in tail.more[:3] if ns >= 0.01 * gap]
-    said = f"{who} {duration_text(tail.slowest.e2e_ns)}, the median {duration_text(tail.median.e2e_ns)}."
+    said += f" {duration_text(tail.slowest.e2e_ns)}, the median {duration_text(tail.median.e2e_ns)}."
     return Text(f"{said} What makes the difference: {', '.join(more)}." if more else said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import xml.etree.ElementTree as ET
 from html import unescape
 from html.parser import HTMLParser
@@ -24,6 +25,7 @@ from hoptrace.analysis.text import bytes_text, duration_text, percent
 from hoptrace.app.static_charts import svg
 from hoptrace.app.static_report import page
 from hoptrace.cli.report import command
+from hoptrace.errors import EnvironmentProblem
 from hoptrace.manifest import Manifest, Server
 from hoptrace.samples import sample
 
@@ -163,6 +165,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked(target.read_text(encoding="utf-8"))
     quiet = CliRunner().invoke(command, ["x", "-q", "--html", str(target)])
     assert quiet.stdout.startswith("Of the 11 finished requests' time") and quiet.stderr == ""
+
+
+def test_without_the_package_that_draws_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(EnvironmentProblem, match="vl-convert-python"):
+        page(report(small_trace()), small_trace())
 
 
 def test_a_chart_alone() -> None:
