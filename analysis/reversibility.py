@@ -227,8 +227,7 @@ def _kv(
     if link is None:
         why.append(
             f"No link with a known rate leaves {rank.name}: what could be moved out is not known. Name one in the manifest's "
-            "platform "
-            "(links: a, b, bytes_per_s)."
+            "platform (links: a, b, bytes_per_s)."
         )
     elif rank.bytes_per_token is None:
         why.append(f"The KV geometry of {rank.name} is not told, so what could be moved out over {link.name} is not known.")
@@ -320,6 +319,5 @@ def _notes(found: list[Reclaim]) -> list[str]:
         return []
     return [
         "Drain times and what ends within T are as recorded: later requests slowed those that were there, so it would have been "
-        "sooner "
-        "without them."
+        "sooner without them."
     ]

@@ -17,9 +17,8 @@ TERMS: tuple[Term, ...] = (
         "(capacity − used + given back within T) ÷ capacity; given back = max(0, min(used, Σ held) − Σ held by those still "
         "there after T)",
         "At 500 evenly spaced moments; T = 0.1, 1, 10, 100 s. Free space is handed over at once: cached blocks that no request "
-        "holds are "
-        "dropped. Requests give back what they hold when they end, as recorded; blocks that several share with the last of them. "
-        "Nothing has to move for it. No new work is taken in; what those that stay will still take is `growth`.",
+        "holds are dropped. Requests give back what they hold when they end, as recorded; blocks that several share with the "
+        "last of them. Nothing has to move for it. No new work is taken in; what those that stay will still take is `growth`.",
     ),
     Term(
         "reclaimable_moved",
@@ -37,8 +36,7 @@ TERMS: tuple[Term, ...] = (
         "ns",
         "max over stays that began by t of their end − t, 0 where none is left",
         "How long a server, or all that work in one role, takes from a moment until the last request that runs or waits there "
-        "is gone, "
-        "if no new work comes. As recorded, so an upper bound: later requests slowed those that were there.",
+        "is gone, if no new work comes. As recorded, so an upper bound: later requests slowed those that were there.",
     ),
     Term(
         "growth",

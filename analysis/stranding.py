@@ -293,8 +293,7 @@ def _unseen(trace: Trace, spaces: list[Space], pool: Pool | None, source: StepSo
         if s.capacity is None:
             said.append(
                 f"{s.name} does not say how much KV space it has, so idle and stranded memory are not known: with llama.cpp a "
-                "newer "
-                "capture reads it from /props and /slots; else add kv_capacity_tokens to the server in manifest.json."
+                "newer capture reads it from /props and /slots; else add kv_capacity_tokens to the server in manifest.json."
             )
         if s.unit != "bytes":
             said.append(
@@ -307,8 +306,8 @@ def _unseen(trace: Trace, spaces: list[Space], pool: Pool | None, source: StepSo
             said.append("Who waits for KV space is not told by every server, so stranded memory is not known.")
     if len(spaces) == 1:
         said.append(
-            "There is one KV space: nothing can be stranded where nobody else wants it, and a pool needs at least two. "
-            "Attach all servers of a deployment to one trace to see both."
+            "There is one KV space: nothing can be stranded where nobody else wants it, and a pool needs at least two. Attach "
+            "all servers of a deployment to one trace to see both."
         )
     elif pool is None:
         said.append("The KV spaces have no common time, unit or model, so what a pool would need is not known.")

@@ -16,10 +16,8 @@ TERMS: tuple[Term, ...] = (
         "bytes × s (tokens × s where the KV geometry is not told)",
         "∫ used dt; used = kv_used_tokens × KV bytes per token",
         "As the engine counts it: what requests hold, without cached blocks that none holds. A step's value holds from its "
-        "start to "
-        "its end; between two steps the lesser of their values, or 0 where no request was there. Only over recorded time. Where "
-        "the "
-        "engine does not say it, the contexts in its steps (derived: a lower bound).",
+        "start to its end; between two steps the lesser of their values, or 0 where no request was there. Only over recorded "
+        "time. Where the engine does not say it, the contexts in its steps (derived: a lower bound).",
     ),
     Term(
         "kv_idle",
@@ -36,10 +34,8 @@ TERMS: tuple[Term, ...] = (
         "bytes × s",
         "∫ (capacity − used) dt over the moments at which requests of another KV space wait for KV",
         "Provisioned, idle, and unusable where it was wanted. Requests wait for KV where a step preempts, where a wait for KV "
-        "was "
-        "recorded, or where one waits, a slot is free, and the free KV is less than what the first in the queue needs (its "
-        "prompt less "
-        "the cached part; what it had, if it was preempted). How much of it would have been used is `lendable`.",
+        "was recorded, or where one waits, a slot is free, and the free KV is less than what the first in the queue needs (its "
+        "prompt less the cached part; what it had, if it was preempted). How much of it would have been used is `lendable`.",
         sql_of("stranding_waits"),
     ),
     Term(
@@ -57,8 +53,7 @@ TERMS: tuple[Term, ...] = (
         "share",
         "1 − max over t of Σ used ÷ Σ over spaces of max over t of used",
         "What one pool behind all KV spaces would need less than spaces that are each as large as their own peak (Pond, ASPLOS "
-        "2023: "
-        "hosts do not peak at one moment). Over the time that is known of all. It says nothing of the pool's longer way.",
+        "2023: hosts do not peak at one moment). Over the time that is known of all. It says nothing of the pool's longer way.",
     ),
     Term(
         "cached_idle",
@@ -66,8 +61,8 @@ TERMS: tuple[Term, ...] = (
         "cached, held by no request",
         "bytes",
         "mean of max(0, blocks stored − evicted since the last clear, in bytes, − used)",
-        "Cached blocks that give way to whoever wants the space: a lower bound, since blocks in use need not be cached ones, and "
-        "since what was cached before the recording is seen only when it goes.",
+        "Cached blocks that give way to whoever wants the space: a lower bound, since blocks in use need not be cached ones, "
+        "and since what was cached before the recording is seen only when it goes.",
         sql_of("stranding_blocks"),
     ),
 )

@@ -73,7 +73,7 @@ class Queue:
         lacks |= p.preempted > 0
         if len(self.spans[0]):
             begun = np.searchsorted(self.spans[0], p.since, side="right") - 1
-            lacks |= (begun >= 0) & (p.since < self.spans[1][np.maximum(begun, 0)])
+            lacks |= ~slots_full & (begun >= 0) & (p.since < self.spans[1][np.maximum(begun, 0)])
         places = np.maximum(slots - np.maximum(p.running, 0), 1) if slots else length
         runnable = np.minimum(np.maximum(places, 1), np.maximum(length, 1))
         share = -(-p.queued * runnable // np.maximum(length, 1))

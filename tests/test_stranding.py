@@ -191,6 +191,8 @@ def test_a_wait_that_was_recorded_counts() -> None:
     found = stranding(MemoryTrace(rows | {"waits": waits}, trace.manifest))
     # What a step says holds until it ends: b's step began while a wait ran; between its steps nobody was there to see.
     assert found.spaces[1].lacking_ns == 50
+    full = [{**s, "running": 4} for s in rows["steps"]]  # of four slots: whoever waits then waits for one of them
+    assert stranding(MemoryTrace(rows | {"waits": waits, "steps": full}, trace.manifest)).spaces[1].lacking_ns == 0
     other = [w | {"on": "slot"} for w in waits]
     assert stranding(MemoryTrace(rows | {"waits": other}, trace.manifest)).spaces[1].lacking_ns == 0
 
