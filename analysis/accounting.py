@@ -84,6 +84,11 @@ class Accounting:
         (:data:`PARTS`), int64 ns. A part is null where the recording cannot show it; the others add up to e2e_ns exactly."""
         return self._store.whole("parts", ["request", "arrival_ns", "finish_ns", "e2e_ns", *(p.column for p in PARTS)])
 
+    def part_batches(self) -> Iterator[pl.DataFrame]:
+        """``parts``, one batch of requests after the other, for those who need not hold them all."""
+        columns = ["request", "arrival_ns", "finish_ns", "e2e_ns", *(p.column for p in PARTS)]
+        return (piece().select(columns) for piece in self._store.pieces("parts"))
+
     @cached_property
     def ttft_parts(self) -> pl.DataFrame:
         """The same up to the first token: request, arrival_ns, first_token_ns, ttft_ns (first token − arrival, the client's where
@@ -412,10 +417,11 @@ def _complete(requests: pl.DataFrame, runs: pl.DataFrame) -> npt.NDArray[np.bool
 def _line_of(frame: pl.DataFrame, index: dict[Key, int]) -> Ints:
     """Server index of each row; −1 where the row names no server and there are several."""
     only = next(iter(index.values())) if len(index) == 1 else -1
-    out = pl.when(pl.col("server").is_null()).then(pl.lit(only, dtype=pl.Int64))
+    out = pl.when(pl.col("server").is_null()).then(pl.lit(only, dtype=pl.Int64)).otherwise(pl.lit(-1, dtype=pl.Int64))
     for (server, rank), i in index.items():
-        out = out.when((pl.col("server") == server) & (pl.col("dp_rank").fill_null(0) == rank)).then(pl.lit(i, dtype=pl.Int64))
-    found: Ints = frame.select(out.otherwise(-1)).to_series().to_numpy()
+        here = (pl.col("server") == server) & (pl.col("dp_rank").fill_null(0) == rank)
+        out = pl.when(here).then(pl.lit(i, dtype=pl.Int64)).otherwise(out)
+    found: Ints = frame.select(out).to_series().to_numpy()
     return found
 
 

@@ -140,9 +140,9 @@ def layers(
     source = steps if steps is not None else step_source(trace)
     acc = accounting if accounting is not None else account(trace)
     rooflines, why_not = _rooflines(trace.manifest, platform)
-    first, width, bins = _grid(acc.parts)
+    first, width, bins = _grid(acc)
     split = server_steps(source, trace.manifest, {r.server: r for r in rooflines}, first, width, bins)
-    frame = per_request(acc.parts, source, split)
+    frame = per_request(acc.part_batches(), source, split)
     groups = _groups(frame)
     of_steps = step_layers(split)
     told: Said = said(of_steps, split, rooflines, why_not, source.origin)
@@ -180,12 +180,15 @@ def _rooflines(manifest: Manifest, platform: Mapping[str, Any] | None) -> tuple[
     return found, why
 
 
-def _grid(parts: pl.DataFrame) -> tuple[int, int, int]:
+def _grid(accounting: Accounting) -> tuple[int, int, int]:
     """Start, width and number of the bins, from the first arrival to the last finish: some four requests each."""
-    if not parts.height:
-        return 0, 1, 1
-    first, last = int(parts["arrival_ns"].min()), int(parts["finish_ns"].max())  # type: ignore[arg-type]
-    bins = min(BINS, max(20, parts.height // 4))
+    first, last, n = 0, 1, 0
+    for parts in accounting.part_batches():
+        low, high = parts.select(pl.col("arrival_ns").min(), pl.col("finish_ns").max()).row(0)
+        if parts.height:
+            first, last = (min(first, low), max(last, high)) if n else (low, high)
+            n += parts.height
+    bins = min(BINS, max(20, n // 4)) if n else 1
     return first, max(1, -(-(last - first) // bins)), bins
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -14,19 +16,19 @@ __all__ = ["per_request"]
 
 Ints = npt.NDArray[np.int64]
 
-# Requests whose runs are read at a time: bounds the memory, whatever the trace holds.
-_AT_ONCE = 200_000
+_COLUMNS = ("request", "arrival_ns", "e2e_ns", *(f"{layer}_ns" for layer in LAYERS))
 _COMPUTE, _STATE, _SCHEDULING, _UNEXPLAINED, _UNDIVIDED = range(5)
 
 
-def per_request(parts: pl.DataFrame, source: StepSource, split: list[ServerSteps]) -> pl.DataFrame:
-    """request, arrival_ns, e2e_ns and a column per layer of LAYERS, which add up to e2e_ns.
+def per_request(batches: Iterable[pl.DataFrame], source: StepSource, split: list[ServerSteps]) -> pl.DataFrame:
+    """request, arrival_ns, e2e_ns and a column per layer of LAYERS, which add up to e2e_ns. ``batches``: the accounting's parts,
+    requests ascending in each.
 
     The parts in steps (prefill and decode, each with its interference) are divided in the ratio of the pieces of the steps in
     which the request computed its prompt, or generated. Recomputed tokens lie in the former: their roofline time is state.
     """
-    done = [_some(parts.slice(i, _AT_ONCE), source, split) for i in range(0, parts.height, _AT_ONCE)]
-    return pl.concat(done) if done else _some(parts, source, split)
+    done = [_some(parts, source, split) for parts in batches]
+    return pl.concat(done) if done else pl.DataFrame(schema=dict.fromkeys(_COLUMNS, pl.Int64))
 
 
 def _some(parts: pl.DataFrame, source: StepSource, split: list[ServerSteps]) -> pl.DataFrame:
