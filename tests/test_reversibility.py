@@ -106,6 +106,18 @@ def test_between_two_steps_only_those_are_there_who_come_again() -> None:
     assert any("No link with a known rate leaves a" in u for u in r.unseen)
 
 
+def test_within_includes_the_last_instant() -> None:
+    """Request 1 ends 0.1 s after 0.9 s. The space is empty 1 s after 2.0 s, and 8 of its 30 tokens then are nobody's that is
+    known."""
+    unknown = Space("a", 0, 100, [Step(0, 10, 40, running=2), Step(20, 30, 30)], WORKED.requests, slots=4)
+    r = reversibility(trace_of([unknown], UNIT), moments=[0, 9 * UNIT, 20 * UNIT])
+    found = shares(r, "kv", "a")
+    assert found[9 * UNIT, 0.1] == 0.82
+    assert (found[20 * UNIT, 0.1], found[20 * UNIT, 1.0]) == (0.7, 1.0)
+    # Both requests came at 0: they are there at that instant.
+    assert r.drains[0].max_ns == 30 * UNIT
+
+
 def test_latency_takes_of_the_time_to_move() -> None:
     late = PLATFORM | {"links": [LINK | {"latency_ns": 6e7}]}
     r = reversibility(trace_of([WORKED], UNIT, platform=late), moments=[5 * UNIT])
