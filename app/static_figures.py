@@ -16,7 +16,7 @@ __all__ = ["figures"]
 
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 
-_TOKENS = 20_000_000  # rows of `tokens` up to which the series over time are drawn
+_TOKENS = 2_000_000  # rows of `tokens` up to which the series over time are drawn
 _GROUPS = {"all": "mean of all", "p50": "around p50", "p95": "around p95", "p99": "around p99"}
 
 
