@@ -20,7 +20,7 @@ WITH e AS (
          sum(CASE event WHEN 'stored' THEN n WHEN 'copied' THEN n WHEN 'evicted' THEN -n ELSE 0 END) AS change
   FROM events GROUP BY ALL
 ), lives AS (
-  SELECT *, count(*) FILTER (turn = 0) OVER (PARTITION BY server, dp_rank, medium ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS life
+  SELECT *, sum((turn = 0)::INTEGER) OVER (PARTITION BY server, dp_rank, medium ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS life
   FROM turns
 ), held AS (
   SELECT *, sum(change) OVER (PARTITION BY server, dp_rank, medium, life ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS n

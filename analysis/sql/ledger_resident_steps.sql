@@ -8,7 +8,7 @@ WITH e AS (
          sum(CASE event WHEN 'stored' THEN 1 WHEN 'copied' THEN 1 WHEN 'evicted' THEN -1 ELSE 0 END) AS change
   FROM blocks WHERE event = 'cleared' OR coalesce(medium, 'device') = 'device' GROUP BY ALL
 ), lives AS (
-  SELECT *, count(*) FILTER (turn = 0) OVER (PARTITION BY server, dp_rank ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS life
+  SELECT *, sum((turn = 0)::INTEGER) OVER (PARTITION BY server, dp_rank ORDER BY time_ns, turn ROWS UNBOUNDED PRECEDING) AS life
   FROM e
 ), held AS (
   SELECT server, dp_rank, time_ns, turn, life,
