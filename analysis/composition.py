@@ -115,12 +115,13 @@ class Ranked:
         told = [p().select("request", f"{by}_ns") for p in pieces]
         length, request = (np.concatenate([_NONE, *(t[c].to_numpy() for t in told)]) for c in (f"{by}_ns", "request"))
         self._order = np.lexsort((request, length))
+        self._length = length[self._order]
 
     @cached_property
     def _means(self) -> dict[str, Composition]:
         n = len(self._order)
-        slices = {"all": slice(0, n), "slowest": slice(n - max(1, n // 100), n)}
-        slices |= {name: _window(n, q, half) for name, (q, half) in _WINDOWS.items()}
+        slices = {"all": slice(0, n), "slowest": self._with_ties(slice(n - max(1, n // 100), n))}
+        slices |= {name: self._with_ties(_window(n, q, half)) for name, (q, half) in _WINDOWS.items()}
         sums = {name: _Sums(self._by) for name in slices}
         inside = {name: np.zeros(n, dtype=bool) for name in slices if name != "all"}
         for name, mask in inside.items():
@@ -133,11 +134,19 @@ class Ranked:
             at += rows.height
         return {name: own.mean(name) for name, own in sums.items()}
 
+    def _with_ties(self, ranks: slice) -> slice:
+        """Those that took as long as the first or the last of them belong to them: which of equals comes first is chance."""
+        if ranks.start >= ranks.stop:
+            return ranks
+        low = np.searchsorted(self._length, self._length[ranks.start], side="left")
+        high = np.searchsorted(self._length, self._length[ranks.stop - 1], side="right")
+        return slice(int(low), int(high))
+
     def compositions(self) -> dict[str, Composition]:
         """`all`, `p50`, `p95`, `p99`; empty without requests.
 
         A percentile's requests are those whose rank lies within its window: ±5 % of the requests around the median, ±1 % around
-        p95, ±0.5 % around p99; at least the one at the nearest rank.
+        p95, ±0.5 % around p99; at least the one at the nearest rank, and all that took just as long as one of them.
         """
         return {name: self._means[name] for name in ("all", *_WINDOWS)} if len(self._order) else {}
 
