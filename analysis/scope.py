@@ -6,10 +6,11 @@ stays and steps about that moment; so the steps and stays of a window of time gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from hoptrace.analysis.axis import Ints
@@ -66,7 +67,7 @@ def step_access(trace: Trace, source: StepSource, *, windows: bool) -> StepAcces
     return StepAccess(source, coverage, None, found, found.rows, sample, _told(found.batches(need)))
 
 
-def _sampled(frames, rows):  # type: ignore[no-untyped-def]
+def _sampled(frames: Iterable[pl.DataFrame], rows: int) -> pl.DataFrame:
     every, at = max(1, -(-rows // _SAMPLE)), 0
     picked = []
     for f in frames:
@@ -76,7 +77,7 @@ def _sampled(frames, rows):  # type: ignore[no-untyped-def]
     return whole.sort(_ORDER, maintain_order=True) if whole.height else whole
 
 
-def _told(frames):  # type: ignore[no-untyped-def]
+def _told(frames: Iterable[pl.DataFrame]) -> dict[Key, pl.DataFrame]:
     both = pl.col("kv_used_tokens").is_not_null() & pl.col("kv_capacity_tokens").is_not_null()
     rows = [
         f.group_by("server", pl.col("dp_rank").fill_null(0)).agg(
@@ -216,11 +217,11 @@ def _state_within(state: ServerState, span: Span) -> ServerState:
     )
 
 
-def _speaks(x: Samples, span: Span) -> np.ndarray:  # type: ignore[type-arg]
+def _speaks(x: Samples, span: Span) -> npt.NDArray[np.bool_]:
     return (x.end >= span[0]) & (x.start <= span[1])
 
 
-def _some(x: Samples, which: np.ndarray) -> Samples:  # type: ignore[type-arg]
+def _some(x: Samples, which: npt.NDArray[np.bool_]) -> Samples:
     return Samples(x.time[which], x.uncertainty[which], x.start[which], x.end[which], x.value[which])
 
 

@@ -15,6 +15,7 @@ from hoptrace.errors import InputError
 from hoptrace.journal import read_journal
 from hoptrace.manifest import Manifest, Part, read_manifest
 from hoptrace.parts import conform, merge_rows
+from hoptrace.row_groups import RowGroups
 from hoptrace.schema import Table, table
 from hoptrace.vantage import one_vantage, vantages_of_part, vantages_of_rows
 
@@ -79,7 +80,7 @@ class Trace:
     def duckdb(self, *names: str) -> duckdb.DuckDBPyConnection:
         """A new in-memory DuckDB connection with the tables ``names`` (all if none is named). Close it; use one per thread.
 
-        It can neither read nor write any file; see :mod:`hoptrace.sqlview`.
+        It can neither read nor write any file outside a temporary folder; see :mod:`hoptrace.sqlview`.
         """
         from hoptrace.sqlview import connect
 
@@ -102,7 +103,7 @@ class Trace:
         parts = self.manifest.tables.get(name, [])
         if not parts or any(p.kind != "parquet" for p in parts):
             return None
-        if spec.merge and not _merged(parts):
+        if spec.merge and not self._merged(parts, spec):
             return None
         paths = [self._path(p) for p in parts]
         if name == "tokens":
@@ -127,7 +128,7 @@ class Trace:
             return pl.LazyFrame(schema=_dtypes(name))
         frames = [f if mine is None else f.filter(mine) for f, _ in pieces]
         frame = pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
-        if spec.merge and not _merged(parts):
+        if spec.merge and not self._merged(parts, spec):
             frame = merge_rows(frame, spec)
         if name == "tokens":
             frame = one_vantage(frame, [seen for _, seen in pieces])
@@ -156,21 +157,32 @@ class Trace:
         assert isinstance(frame, pl.DataFrame)
         return frame.lazy(), vantages_of_rows(data) if tokens else None
 
+    def _merged(self, parts: list[Part], spec: Table) -> bool:
+        """Whether there is one row per key: in each part there is, and no key can be in two parts."""
+        if not all(p.merged and p.kind == "parquet" for p in parts):
+            return False
+        if len(parts) == 1:
+            return True
+        ranges = sorted(r for p in parts if (r := p.keys or self._leading(p, spec)) is not None)
+        return len(ranges) == len(parts) and all(a[1] < b[0] for a, b in pairwise(ranges))
+
+    def _leading(self, part: Part, spec: Table) -> tuple[int, int] | None:
+        """Least and greatest value of the key's first column, if it is a number, from the part's footer."""
+        if not pa.types.is_integer(spec.column(spec.key[0]).type):
+            return None
+        try:
+            bounds = RowGroups([self._path(part)]).bounds(spec.key[0])
+        except InputError:
+            return None  # whoever reads it is told so
+        if not len(bounds.low) or bounds.nulls.any():
+            return None
+        return int(bounds.low.min()), int(bounds.high.max())
+
     def _path(self, part: Part) -> Path:
         path = self.path / part.file
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{self.path / 'manifest.json'} names a file outside the trace: {part.file}.")
         return path
-
-
-def _merged(parts: list[Part]) -> bool:
-    """Whether there is one row per key: in each part there is, and no key can be in two parts."""
-    if not all(p.merged for p in parts):
-        return False
-    if len(parts) == 1:
-        return True
-    ranges = sorted(p.keys for p in parts if p.keys is not None)
-    return len(ranges) == len(parts) and all(a[1] < b[0] for a, b in pairwise(ranges))
 
 
 def _scan(path: Path, spec: Table) -> pl.LazyFrame:

@@ -1,15 +1,18 @@
 """SQL over a trace: DuckDB sees the tables by their names, and nothing else of the machine.
 
 Tables whose Parquet files are their rows are scanned where they lie (projections and filters reach the files); others (journals,
-rows to be merged) are read first. Only the tables that a query names are set up. The connection has no access to files, network,
-extensions or Python variables, and cannot be given any: a trace comes from somebody else, and so may the query.
+rows to be merged) are read first. Only the tables that a query names are set up. The connection has no access to files (but those
+in an empty temporary folder, which it spills to), network, extensions or Python variables, and cannot be given any: a trace comes
+from somebody else, and so may the query.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import tempfile
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -32,6 +35,8 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
     "lock_configuration": "true",
+    # What needs more (a sort of all tokens) goes to the disk.
+    "memory_limit": "2GiB",
 }
 _WORD = re.compile(r"\w+")
 # Words of queries that ask what there is.
@@ -39,9 +44,15 @@ _LISTING = {"show", "information_schema", "duckdb_tables", "duckdb_columns", "sq
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this process alone, which goes with it: the one place that a query may write to, and DuckDB spills to."""
+    return tempfile.TemporaryDirectory(prefix="hoptrace-sql-")
+
+
 def connect(trace: Trace, names: Iterable[str] = ()) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with the tables ``names`` of the trace, or all of the schema. Raises KeyError, InputError."""
-    con = duckdb.connect(":memory:", config=_CONFIG)
+    con = duckdb.connect(":memory:", config={**_CONFIG, "temp_directory": _scratch().name})
     try:
         for name in tuple(names) or TABLES:
             con.register(name, _source(trace, name))

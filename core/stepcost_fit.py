@@ -86,7 +86,7 @@ def _solve(x: _Array, y: _Array, weight: _Array) -> _Array:
     scale[scale == 0] = 1
     # With y as a last column, R holds Qᵀy too, and Q itself need not be made.
     k = x.shape[1]
-    r = np.linalg.qr(np.column_stack([a / scale, b]), mode="r")
+    r: _Array = np.linalg.qr(np.column_stack([a / scale, b]), mode="r")  # type: ignore[assignment]
     beta, _ = nnls(r[:k, :k], r[:k, k])
     return beta / scale  # type: ignore[no-any-return]
 

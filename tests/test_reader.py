@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -14,6 +15,7 @@ import pytest
 
 import hoptrace
 from hoptrace import reader as reader_module
+from hoptrace import sqlview
 from hoptrace.errors import InputError, UsageError
 from hoptrace.journal import JournalRead, read_journal
 from hoptrace.manifest import Manifest
@@ -317,3 +319,48 @@ def test_damage_inside_a_part_is_an_input_error_in_sql(tmp_path: Path) -> None:
     part.write_bytes(data)
     with pytest.raises(InputError, match="hoptrace validate"):
         hoptrace.open(path).sql("SELECT max(time_ns) FROM tokens")
+
+
+def test_a_query_larger_than_the_memory_it_may_take_spills_into_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sqlview._CONFIG, "memory_limit", "60MB")
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False) as w:
+        n = 2_000_000
+        request = np.arange(n) % 1000
+        frame = pl.DataFrame({"request": request, "index": np.arange(n), "time_ns": (np.arange(n) * 7919) % 1_000_003})
+        w.append_arrow("tokens", frame.with_columns(pl.lit("t").alias("source")).to_arrow())
+    trace = hoptrace.open(tmp_path / "t.trace")
+    text = "SELECT sum(r) AS s FROM (SELECT row_number() OVER (PARTITION BY request ORDER BY time_ns) AS r FROM tokens)"
+    assert trace.sql(text)["s"].item() == 1000 * 2000 * 2001 // 2
+    with pytest.raises(UsageError, match="disabled by configuration"):
+        trace.sql(f"COPY (SELECT 1) TO '{tmp_path / 'x.csv'}'")
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_parts_whose_requests_are_apart_need_no_merging(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False, part_rows=2) as w:
+        for r in range(6):
+            w.append("stages", [{"request": r, "sequence": 0, "attempt": 0, "stage": 0, "source": "t"}])
+    trace = hoptrace.open(tmp_path / "t.trace")
+    assert len(trace.manifest.tables["stages"]) == 3
+    assert trace.files("stages") is not None and "AGGREGATE" not in trace.table("stages").explain()
+    with TraceWriter(tmp_path / "u.trace", Manifest(origin="recorded"), background=False, part_rows=1) as w:
+        for server in ("a", None):
+            w.append("stages", [{"request": 0, "sequence": 0, "attempt": 0, "stage": 0, "server": server, "source": "t"}])
+    trace = hoptrace.open(tmp_path / "u.trace")
+    assert trace.files("stages") is None and trace.table("stages").collect()["server"].to_list() == ["a"]
+
+
+def test_requests_of_a_range_are_merged_like_all(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"), background=False, part_rows=3) as w:
+        for r in (3, 1, 2):
+            w.append("requests", [{"request": r, "arrival_ns": 10 * r, "source": "t"}])
+        for r in (1, 2, 3):
+            w.append("requests", [{"request": r, "arrival_ns": 10 * r, "finish_ns": r, "source": "t"}])
+    trace = hoptrace.open(tmp_path / "t.trace")
+    whole = trace.table("requests").sort("request").collect()
+    assert trace.of_requests("requests", 2, 3).collect().equals(whole.filter(pl.col("request") == 2))
+    assert trace.of_requests("requests", -5, 99).sort("request").collect().equals(whole)
+    with pytest.raises(KeyError):
+        trace.of_requests("steps", 0, 1)
