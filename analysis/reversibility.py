@@ -154,7 +154,11 @@ def reversibility(
             "Neither steps nor the times of requests on their servers are known, so nothing can be said of handing over."
         )
     return Reversibility(
-        out, drained, pl.concat(frames) if frames else _frame("", "", t[:0]), _notes(out), list(dict.fromkeys(unseen))
+        out,
+        drained,
+        pl.concat(frames) if frames else _frame("", "", t[:0]),
+        _notes(out, found.ranks),
+        list(dict.fromkeys(unseen)),
     )
 
 
@@ -314,10 +318,16 @@ def _frame(
     ).with_columns(pl.when(pl.col("drain_ns") >= 0).then("drain_ns").alias("drain_ns"))  # fmt: skip
 
 
-def _notes(found: list[Reclaim]) -> list[str]:
+def _notes(found: list[Reclaim], ranks: list[Rank]) -> list[str]:
     if not any(r.what == "kv" for r in found):
         return []
-    return [
+    notes = [
         "Drain times and what ends within T are as recorded: later requests slowed those that were there, so it would have been "
         "sooner without them."
     ]
+    derived = [r.name for r in ranks if r.basis == "derived"]
+    if derived:
+        notes.append(
+            f"What {', '.join(derived)} has in use is derived, a lower bound: what could be handed over is an upper bound."
+        )
+    return notes

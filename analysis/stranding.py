@@ -277,6 +277,11 @@ def _notes(spaces: list[Space], pool: Pool | None, ranks: list[Rank]) -> list[st
             "and the gauge tells of the end of an earlier step, before the prompts that are computed meanwhile. On a real "
             "capture with both it said 17 % less at the mean than the steps."
         )
+    if len(spaces) == 1:
+        notes.append(
+            "There is one KV space: nothing can be stranded where nobody else wants it, and a pool needs at least two. "
+            "Attach all servers of a deployment to one trace to see both."
+        )
     if pool is not None and len(pool.spaces) < len(spaces):
         left = [s.name for s in spaces if s.name not in pool.spaces]
         notes.append(f"The pool is without {', '.join(left)}: counted and derived figures are not added up.")
@@ -304,12 +309,7 @@ def _unseen(trace: Trace, spaces: list[Space], pool: Pool | None, source: StepSo
             said.append(f"What {s.name} had in use is known for {s.covered_ns / s.recorded_ns:.0%} of the recorded time.")
         if s.stranded_x_ns is None and s.capacity is not None and len(spaces) > 1:
             said.append("Who waits for KV space is not told by every server, so stranded memory is not known.")
-    if len(spaces) == 1:
-        said.append(
-            "There is one KV space: nothing can be stranded where nobody else wants it, and a pool needs at least two. Attach "
-            "all servers of a deployment to one trace to see both."
-        )
-    elif pool is None:
+    if pool is None and len(spaces) > 1:
         said.append("The KV spaces have no common time, unit or model, so what a pool would need is not known.")
     return list(dict.fromkeys(said))
 

@@ -33,8 +33,8 @@ TERMS: tuple[Term, ...] = (
         "stranded memory",
         "bytes × s",
         "∫ (capacity − used) dt over the moments at which requests of another KV space wait for KV",
-        "Provisioned, idle, and unusable where it was wanted. Requests wait for KV where a step preempts, or where a slot is free "
-        "and either a wait for KV was recorded, or one waits and the free KV is less than what the first in the queue needs (its "
+        "Provisioned, idle, and unusable where it was wanted. Requests wait for KV where a step preempts, or where a slot is "
+        "free and either a wait for KV was recorded, or one waits and the free KV is less than the first in the queue needs (its "
         "prompt less the cached part; what it had, if it was preempted). How much of it would have been used is `lendable`.",
         sql_of("stranding_waits"),
     ),

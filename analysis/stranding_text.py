@@ -49,9 +49,10 @@ def _line(x: Space) -> str:
     if x.capacity is None:
         use = f"{amount(x.mean, x.unit)} in use at the mean, {amount(x.peak, x.unit)} at most"
         return f"KV space of {x.name}: {use}; its size is not told."
+    least = "≥ " if x.basis == "derived" else ""
     parts = [
-        f"KV space of {x.name}: {amount(x.capacity, x.unit)}, in use {percent(_share(x.mean, x.capacity))} at the mean, "
-        f"{percent(_share(x.peak, x.capacity))} at most"
+        f"KV space of {x.name}: {amount(x.capacity, x.unit)}, in use {least}{percent(_share(x.mean, x.capacity))} at the mean, "
+        f"{least}{percent(_share(x.peak, x.capacity))} at most"
     ]
     if x.over_90_ns:
         parts.append(f"over 90 % for {duration_text(x.over_90_ns)}")

@@ -345,7 +345,7 @@ def test_a_real_capture_against_its_raw_rows() -> None:
     assert x.stranded_x_ns == 0 and x.lacking_ns is not None
     # Requests waited for KV from the first preemption until the queue was short: most of the time over 90 %.
     assert 9e9 < x.lacking_ns < over
-    assert any("one KV space" in u for u in stranding(trace).unseen)
+    assert any("one KV space" in n for n in stranding(trace).notes)
 
 
 def test_the_user_story_of_two_servers() -> None:
