@@ -50,7 +50,7 @@ def split(seen: Seen) -> View:
         time,
         basis,
         "waits of kind serialize around transfers" if time is not None else "",
-        seen.share_of(time) if _of_requests(seen) else None,
+        None,
         unseen,
     )
 
@@ -175,12 +175,6 @@ def _serialize(seen: Seen) -> tuple[int | None, str | None]:
     mine = seen.confirm.filter((pl.col("kind") == "serialize") & pl.col("wait_ns").is_not_null())
     sums = [(time, str(basis)) for (basis,), (time,) in summed(mine, ("basis",), ("wait_ns",)) if time is not None]
     return max(sums) if sums else (None, None)
-
-
-def _of_requests(seen: Seen) -> bool:
-    """Whether the serialize waits are requests' own: only then they are part of latency."""
-    own = seen.trace.table("waits").filter((pl.col("kind") == "serialize") & pl.col("request").is_null()).head(1).collect()
-    return own.is_empty()
 
 
 def _sentence(figures: list[Figure], time: int | None, seen: Seen) -> str:

@@ -91,6 +91,11 @@ class View:
     share: float | None = None
     unseen: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.time_ns is None:
+            for name, value in (("time_basis", None), ("time_of", ""), ("share", None)):
+                object.__setattr__(self, name, value)
+
     def figure(self, name: str) -> Figure:
         """The figure of that name; KeyError."""
         for f in self.figures:

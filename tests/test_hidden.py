@@ -55,6 +55,8 @@ def test_waiting_for_news_of_data() -> None:
     ratio = v.figure("confirming_per_moving")
     assert (ratio.value, ratio.at_least, ratio.basis) == (6.0, True, "counted")
     assert v.figure("confirmations_per_transfer").value == 600
+    (line,) = blocks(h)
+    assert str(line) == "A transfer of state in 1 message of 122 MiB; 6 times as long waiting for news of data as for data."
     assert v.time_ns == 60 * MS and v.share is None
     assert "6 times as long waiting for news as for data" in v.sentence
     # Those polls are the transfer's: they are not shared state that is polled as well.
