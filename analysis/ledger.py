@@ -206,8 +206,10 @@ class Ledger:
         return {r.pop("basis"): {k: None if v is None else round(v, 4) for k, v in r.items()} for r in frame.to_dicts()}
 
 
-def ledger(trace: Trace, *, steps: StepSource | Steps | None = None) -> Ledger:
-    """The ledger of any trace. ``steps``: what ``step_source`` gave, if the caller has it. InputError if a table is damaged."""
+def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool = True) -> Ledger:
+    """The ledger of any trace. ``steps``: what ``step_source`` gave, if the caller has it. Without ``curve`` what could have been
+    re-used is told for a cache without a limit only: the curve plays every block through five caches. InputError if a table is
+    damaged."""
     found = step_source(trace) if steps is None else StepSource.of(steps) if isinstance(steps, Steps) else steps
     moved = moved_rows(trace)
     memory, unseen = memory_rows(trace, found.steps)
@@ -256,7 +258,7 @@ def ledger(trace: Trace, *, steps: StepSource | Steps | None = None) -> Ledger:
         elsewhere=elsewhere,
         engine_rates=engine_rates(trace),
         upkeep=kept,
-        reusable=reusable(trace),
+        reusable=reusable(trace) if curve else reusable(trace, ()),
         geometry=server_kv(trace.manifest),
         residency=resident,
         notes=[c.says for c in resident.checks if not c.holds] + elsewhere,

@@ -20,7 +20,7 @@ from hoptrace.reader import Trace
 
 __all__ = ["CAPACITIES", "Point", "Reusable", "reusable"]
 
-CAPACITIES = (1_000, 3_000, 10_000, 30_000, 50_000, 100_000, 300_000)
+CAPACITIES = (1_000, 10_000, 30_000, 100_000, 300_000)
 """Capacities of the curve in blocks; those that hold all there is are left out."""
 
 _BATCH = 2_000  # requests
