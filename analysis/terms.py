@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from hoptrace.analysis import (
+    accounting_terms,
     ceilings,
     coordination,
     hidden_terms,
@@ -79,6 +80,7 @@ def terms() -> dict[str, Term]:
         members = ", ".join(p.name for p in PARTS if p.klass == name)
         out.append(Term(name.replace(" ", "_"), "class of latency", name, "ns", f"Σ {members}", doc))
     for module in (
+        accounting_terms,
         coordination,
         hidden_terms,
         ledger_terms,
