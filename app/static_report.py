@@ -28,7 +28,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--fg); background: var(-
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .4rem 0; overflow-wrap: anywhere; } .dim { color: var(--dim); } .headline { font-size: 1.1rem; font-weight: 600; }
 .warn { color: var(--warn); } nav a { margin-right: 1em; color: inherit; } ul { padding-left: 1.2rem; margin: .4rem 0; }
-figure { margin: 1rem 0; padding-left: 4%; } figcaption { font-weight: 600; margin-bottom: .3rem; } svg { width: 100%; height: auto; overflow: visible; }
+figure { margin: 1rem 0; padding-left: 4%; } figcaption { font-weight: 600; margin-bottom: .3rem; }
+svg { width: 100%; height: auto; overflow: visible; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; }
 th, td { padding: .15rem .7rem .15rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { background: var(--head); font-weight: 600; } .n { text-align: right; white-space: nowrap; }
