@@ -180,13 +180,15 @@ def _stats(values: Floats, owner: Ints, times: Ints) -> Floats:
 def _compositions(ranked: Floats, times: Ints) -> Floats:
     """Means and shares by window, in one row. ``ranked``: requests by end-to-end time, ``times``: how often each is drawn."""
     upto = np.cumsum(times)
+    length = ranked[:, 0]
     out = []
     for window in WINDOWS.values():
         low, high = ranks(int(upto[-1]), window)
         first, last = np.searchsorted(upto, [low, high], side="right")
-        inside = slice(int(first), int(last) + 1)
-        before = upto[inside] - times[inside]
-        weight = np.minimum(upto[inside], high + 1) - np.maximum(before, low)
-        means = weight @ ranked[inside] / (high - low + 1)
+        # Those that took as long as the first or the last belong to them, a request that is drawn twice too.
+        start, end = np.searchsorted(length, length[first], "left"), np.searchsorted(length, length[last], "right")
+        inside = slice(int(start), int(end))
+        weight = times[inside]
+        means = weight @ ranked[inside] / weight.sum()
         out += [means, means / means[0] if means[0] > 0 else np.zeros_like(means)]
     return np.concatenate(out)
