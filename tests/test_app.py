@@ -21,8 +21,8 @@ from hypothesis import strategies as hs
 from streamlit.testing.v1 import AppTest
 
 import hoptrace
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.latency.parts import CLASSES, PARTS
 from hoptrace.analysis.request_detail import detail, request_table, thinned
 from hoptrace.analysis.timeline import BINS, counter_bins, counter_series, extent, timeline
 from hoptrace.app import charts_overview, charts_requests, charts_time, launch, theme, traces, words
@@ -581,14 +581,14 @@ def test_accounting_chart_adds_up() -> None:
 
 
 def test_a_part_bears_its_name_only_where_it_fits() -> None:
-    shares = {"prefill": 0.10, "queue, server full": 0.10, "decode": 0.80}
+    shares = {"prefill": 0.10, "queue, no KV space": 0.10, "decode": 0.80}
     kind = {p.label: p.klass for p in PARTS}
     rows = [
         {"row": "p50", "part": label, "class": kind[label], "ns": share * 1e9, "share": share, "doc": ""}
         for label, share in shares.items()
     ]
     data = _rows(_spec(charts_overview.accounting(pl.DataFrame(rows), ["p50"])))
-    assert {r["part"]: r["wide"] for r in data} == {"prefill": True, "queue, server full": False, "decode": True}
+    assert {r["part"]: r["wide"] for r in data} == {"prefill": True, "queue, no KV space": False, "decode": True}
 
 
 def test_request_charts(full: Path) -> None:
