@@ -8,16 +8,16 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.ceilings import Ceiling
-from hoptrace.analysis.coordination import Coordination, coordination
-from hoptrace.analysis.hidden import Hidden, hidden
-from hoptrace.analysis.layers import Layers, layers
-from hoptrace.analysis.ledger import Ledger, ledger
-from hoptrace.analysis.parts import CLASSES, part
-from hoptrace.analysis.reversibility import Reversibility, reversibility
-from hoptrace.analysis.serverstate import changes
-from hoptrace.analysis.stranding import Stranding, stranding
+from hoptrace.analysis.arranging.coordination import Coordination, coordination
+from hoptrace.analysis.arranging.hidden import Hidden, hidden
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.parts import CLASSES, part
+from hoptrace.analysis.latency.serverstate import changes
+from hoptrace.analysis.layers.ceilings import Ceiling
+from hoptrace.analysis.layers.layers import Layers, layers
+from hoptrace.analysis.memory.reversibility import Reversibility, reversibility
+from hoptrace.analysis.memory.stranding import Stranding, stranding
+from hoptrace.analysis.moves.ledger import Ledger, ledger
 from hoptrace.analysis.text import bytes_text, count_text, counted, percent
 from hoptrace.errors import UsageError
 from hoptrace.field_metrics import FieldMetrics, field_metrics

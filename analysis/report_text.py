@@ -9,16 +9,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from hoptrace.analysis import (
-    coordination_text,
-    hidden_text,
-    latency_text,
-    layers_text,
-    ledger_text,
-    reversibility_text,
-    stranding_text,
-    time_text,
-)
+from hoptrace.analysis.arranging import coordination_text, hidden_text
+from hoptrace.analysis.latency import latency_text, time_text
+from hoptrace.analysis.layers import layers_text
+from hoptrace.analysis.memory import reversibility_text, stranding_text
+from hoptrace.analysis.moves import ledger_text
 from hoptrace.analysis.report import SECTIONS, Report
 from hoptrace.analysis.text import counted
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.analysis.accounting import Accounting
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.accounting import Accounting
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.errors import InputError
 from hoptrace.metrics import reads, request_metrics
 from hoptrace.reader import Trace

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import difflib
 
-from hoptrace.analysis import (
-    accounting_terms,
-    ceilings,
-    coordination,
-    hidden_terms,
-    layers_terms,
-    ledger_terms,
-    reversibility_terms,
-    stranding_terms,
-    verdict_terms,
-)
-from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.arranging import coordination, hidden_terms
+from hoptrace.analysis.compare import verdict_terms
+from hoptrace.analysis.latency import accounting_terms
+from hoptrace.analysis.latency.parts import CLASSES, PARTS
+from hoptrace.analysis.layers import ceilings, layers_terms
+from hoptrace.analysis.memory import reversibility_terms, stranding_terms
+from hoptrace.analysis.moves import ledger_terms
 from hoptrace.analysis.term import Term, sql_of
 from hoptrace.errors import UsageError
 from hoptrace.field_metrics import FIELD_METRICS

@@ -19,7 +19,7 @@ def operations(frame: pl.DataFrame, per: str = "per_output_token") -> alt.Chart:
     """Operations by kind on a logarithmic axis, a bar per kind and basis: filled where counted, paler where derived, an outline
     where assumed. A kind that nobody recorded has no bar, since unknown is not 0.
 
-    ``frame``: :attr:`hoptrace.analysis.coordination.Coordination.operations`: kind, on, basis, source, operations, at_least and
+    ``frame``: :attr:`coordination.Coordination.operations`: kind, on, basis, source, operations, at_least and
     ``per``, one of per_output_token, per_request, per_step.
     """
     words = per.removeprefix("per_").replace("_", " ")

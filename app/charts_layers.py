@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from hoptrace.analysis.layer_of import LAYERS
+from hoptrace.analysis.layers.layer_of import LAYERS
 from hoptrace.app.charts import seconds
 from hoptrace.app.theme import CLASS_COLOURS, GREY
 

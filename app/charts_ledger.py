@@ -27,7 +27,7 @@ def flows(matrix: pl.DataFrame) -> alt.LayerChart:
     """Bytes per output token by way, one bar an object, on a logarithmic axis (own memory moves a million times what the network
     does); in all where the figure per token is unknown.
 
-    ``matrix``: :meth:`hoptrace.analysis.ledger.Ledger.matrix`. The largest 30 rows.
+    ``matrix``: :meth:`hoptrace.analysis.moves.ledger.Ledger.matrix`. The largest 30 rows.
     """
     per = matrix["bytes_per_output_token"].null_count() < matrix.height
     value = "bytes_per_output_token" if per else "bytes"

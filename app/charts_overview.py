@@ -7,8 +7,8 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from hoptrace.analysis.composition import Composition
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.composition import Composition
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.app.charts import CLASS_SCALE, axis_unit
 from hoptrace.app.theme import classes, inks, order
 

@@ -15,11 +15,11 @@ import polars as pl
 import streamlit as st
 
 import hoptrace
-from hoptrace.analysis import diff as diff_module
 from hoptrace.analysis import report as report_module
 from hoptrace.analysis import request_detail
 from hoptrace.analysis import timeline as timeline_module
-from hoptrace.analysis.diff import Diff
+from hoptrace.analysis.compare import diff as diff_module
+from hoptrace.analysis.compare.diff import Diff
 from hoptrace.analysis.report import Report
 from hoptrace.analysis.request_detail import Detail
 from hoptrace.analysis.timeline import Series, Timeline

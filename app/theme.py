@@ -6,7 +6,7 @@ deficiencies can tell apart. Colour never stands alone: labels, legends and tool
 
 from __future__ import annotations
 
-from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.latency.parts import CLASSES, PARTS
 
 __all__ = ["CLASS_COLOURS", "GREY", "PHASE_COLOURS", "SIDE_COLOURS", "STATE_COLOURS", "classes", "colours", "inks", "order"]
 

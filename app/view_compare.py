@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from hoptrace.analysis.diff import Change, Diff
-from hoptrace.analysis.parts import part
+from hoptrace.analysis.compare.diff import Change, Diff
+from hoptrace.analysis.latency.parts import part
 from hoptrace.analysis.text import bytes_text, count_text, duration_text
 from hoptrace.app import charts_compare as draw
 from hoptrace.app import charts_overview, data

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 import streamlit as st
 
-from hoptrace.analysis.ledger import Ledger
-from hoptrace.analysis.osfigures import OsFigures
-from hoptrace.analysis.parts import CLASSES, PARTS
+from hoptrace.analysis.arranging.osfigures import OsFigures
+from hoptrace.analysis.latency.parts import CLASSES, PARTS
+from hoptrace.analysis.moves.ledger import Ledger
 from hoptrace.analysis.report import Report
 from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 from hoptrace.app import charts_overview as draw

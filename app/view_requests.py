@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.analysis.request_detail import STATUSES, Detail, thinned
 from hoptrace.analysis.text import count_text, duration_text
 from hoptrace.app import charts_overview, data

@@ -70,7 +70,7 @@ class _Base:
 def ceilings(
     trace: Trace, *, platform: str | Mapping[str, Any] | None = None, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """All ceilings of a trace, in the order of QUESTIONS, as plain values (``hoptrace.analysis.ceilings.Ceiling`` reads them).
+    """All ceilings of a trace, in the order of QUESTIONS, as plain values (``ceilings.Ceiling`` reads them).
 
     A question that the trace does not allow has ``left_out`` with the reason, and no factor. That of transfers comes up only
     where there are any. The step cost is what the trace's manifest names, else fitted to its steps.

@@ -16,9 +16,9 @@ from support.synthetic import synthetic_trace
 
 import hoptrace
 from hoptrace import parts
-from hoptrace.analysis import scope
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.composition import compositions, tail_of
+from hoptrace.analysis.latency import scope
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.composition import compositions, tail_of
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of

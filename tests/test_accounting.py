@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.memory import MemoryTrace
 from support.rows import rows_of
 
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.parts import CLASSES, FULL, PARTS
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.parts import CLASSES, FULL, PARTS
 from hoptrace.manifest import Manifest, ReplayInfo, Server
 from hoptrace.schema import PHASES, TABLES, WAIT_KINDS
 from hoptrace.stepcost import fixed

@@ -11,8 +11,8 @@ from support.memory import MemoryTrace
 from support.small import small_trace
 from support.synthetic import synthetic_trace
 
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.parts import FULL, PARTS
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.parts import FULL, PARTS
 from hoptrace.manifest import Manifest, Server
 
 QUEUE_FULL = [f"queue_{cause}" for cause in FULL]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.ceilings import TERMS, Ceiling, factor_text
+from hoptrace.analysis.layers.ceilings import TERMS, Ceiling, factor_text
 from hoptrace.errors import UsageError
 from hoptrace.manifest import Manifest, Server
 from hoptrace.replay.ceilings import QUESTIONS, ceilings

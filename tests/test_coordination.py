@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.coordination import coordination
+from hoptrace.analysis.arranging.coordination import coordination
+from hoptrace.analysis.arranging.operations import KINDS
 from hoptrace.analysis.counters import counter_totals
-from hoptrace.analysis.operations import KINDS
 
 REQUEST = {
     "request": 1, "arrival_ns": 0, "intended_ns": 0, "sent_ns": 10, "received_ns": 30, "first_token_ns": 60, "last_token_ns": 90,

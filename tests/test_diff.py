@@ -16,13 +16,22 @@ from support.memory import MemoryTrace
 from support.small import small_trace
 
 import hoptrace
-from hoptrace.analysis.bootstrap import STATS, WINDOWS, Sample, chosen, composition_intervals, interval, ranks, ratio_intervals
-from hoptrace.analysis.composition import compositions
-from hoptrace.analysis.diff import Change, Diff, diff
-from hoptrace.analysis.diff_pairs import finished
-from hoptrace.analysis.diff_work import work_of
-from hoptrace.analysis.parts import PARTS
-from hoptrace.analysis.rules import Rule, check, parse
+from hoptrace.analysis.compare.bootstrap import (
+    STATS,
+    WINDOWS,
+    Sample,
+    chosen,
+    composition_intervals,
+    interval,
+    ranks,
+    ratio_intervals,
+)
+from hoptrace.analysis.compare.diff import Change, Diff, diff
+from hoptrace.analysis.compare.diff_pairs import finished
+from hoptrace.analysis.compare.diff_work import work_of
+from hoptrace.analysis.compare.rules import Rule, check, parse
+from hoptrace.analysis.latency.composition import compositions
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.cli.diff import command
 from hoptrace.errors import InputError, UsageError
 

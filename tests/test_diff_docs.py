@@ -8,11 +8,11 @@ from typing import Any
 
 from support.small import small_trace
 
-from hoptrace.analysis.diff import diff
-from hoptrace.analysis.diff_figures import could_be
-from hoptrace.analysis.rules import parse
-from hoptrace.analysis.verdict import QUESTIONS
-from hoptrace.analysis.verdict_terms import TERMS
+from hoptrace.analysis.compare.diff import diff
+from hoptrace.analysis.compare.diff_figures import could_be
+from hoptrace.analysis.compare.rules import parse
+from hoptrace.analysis.compare.verdict import QUESTIONS
+from hoptrace.analysis.compare.verdict_terms import TERMS
 
 DOC = (Path(__file__).parent.parent / "docs" / "diff.md").read_text(encoding="utf-8")
 A, B, A2 = small_trace(name="a"), small_trace(slower_ms=3, name="b"), small_trace(slower_ms=1, name="a2")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.memory import MemoryTrace
 from support.rows import rows_of
 
-from hoptrace.analysis.diff import diff
-from hoptrace.analysis.diff_text import render
+from hoptrace.analysis.compare.diff import diff
+from hoptrace.analysis.compare.diff_text import render
 from hoptrace.errors import HoptraceError
 from hoptrace.schema import table
 

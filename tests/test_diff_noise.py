@@ -13,10 +13,10 @@ from support.arms import Times, arm
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.diff import Diff, diff
-from hoptrace.analysis.diff_change import Change
-from hoptrace.analysis.diff_noise import limit
-from hoptrace.analysis.rules import check, parse
+from hoptrace.analysis.compare.diff import Diff, diff
+from hoptrace.analysis.compare.diff_change import Change
+from hoptrace.analysis.compare.diff_noise import limit
+from hoptrace.analysis.compare.rules import check, parse
 from hoptrace.cli.diff import command
 from hoptrace.errors import InputError
 from hoptrace.manifest import Server

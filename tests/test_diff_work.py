@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.memory import SERVER, MemoryTrace
 
-from hoptrace.analysis.diff import diff
-from hoptrace.analysis.diff_pairs import finished, pair
-from hoptrace.analysis.diff_settings import settings
-from hoptrace.analysis.diff_side import Side
-from hoptrace.analysis.diff_work import notes_on, unequal
+from hoptrace.analysis.compare.diff import diff
+from hoptrace.analysis.compare.diff_pairs import finished, pair
+from hoptrace.analysis.compare.diff_settings import settings
+from hoptrace.analysis.compare.diff_side import Side
+from hoptrace.analysis.compare.diff_work import notes_on, unequal
 from hoptrace.errors import InputError
 from hoptrace.manifest import CollectorInfo, Manifest, ReplayInfo, Server
 

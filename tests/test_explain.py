@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from support.small import small_trace
 
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.parts import CLASSES, PART_OF_WAIT, PARTS, part
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.latency.parts import CLASSES, PART_OF_WAIT, PARTS, part
 from hoptrace.analysis.terms import find, terms
 from hoptrace.cli.explain import command
 from hoptrace.errors import UsageError

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from support.imports import DATA, SHARED, rows, run
 
 import hoptrace
-from hoptrace.analysis.export_azure import export_azure
-from hoptrace.analysis.export_mooncake import export_aiperf, export_mooncake
-from hoptrace.analysis.whole_file import check_target
+from hoptrace.analysis.export.export_azure import export_azure
+from hoptrace.analysis.export.export_mooncake import export_aiperf, export_mooncake
+from hoptrace.analysis.export.whole_file import check_target
 from hoptrace.cli.export import command
 from hoptrace.collectors.files.run import import_files
 from hoptrace.errors import EnvironmentProblem, InputError, UsageError

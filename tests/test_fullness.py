@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.fullness import fullness
-from hoptrace.analysis.marks import read_requests, read_stays
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.latency.fullness import fullness
+from hoptrace.analysis.latency.marks import read_requests, read_stays
+from hoptrace.analysis.latency.runs import read_runs
+from hoptrace.analysis.latency.serverstate import changes, server_state
 from hoptrace.analysis.report import report
-from hoptrace.analysis.runs import read_runs
-from hoptrace.analysis.serverstate import changes, server_state
 from hoptrace.manifest import Manifest, Server
 
 S = 1_000_000_000

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.manifest import Manifest, Server
 
 MS = 1_000_000

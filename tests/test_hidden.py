@@ -11,11 +11,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.hidden import Hidden, hidden
-from hoptrace.analysis.hidden_remote import crossing
-from hoptrace.analysis.hidden_text import blocks
-from hoptrace.analysis.ledger import ledger
+from hoptrace.analysis.arranging.hidden import Hidden, hidden
+from hoptrace.analysis.arranging.hidden_remote import crossing
+from hoptrace.analysis.arranging.hidden_text import blocks
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.moves.ledger import ledger
 from hoptrace.analysis.query import query
 from hoptrace.manifest import Manifest, Server
 from hoptrace.platform import graph_of

@@ -15,8 +15,8 @@ from support.memory import MemoryTrace
 from support.small import small_trace
 from support.synthetic import COST, Synthetic, synthetic_trace
 
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.interference import interference_of, model_of
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.latency.interference import interference_of, model_of
 from hoptrace.manifest import Manifest, Server
 from hoptrace.replay.run import predict
 from hoptrace.schema import TABLES
@@ -65,7 +65,9 @@ def true_interference(made: Synthetic, phase: str, noise: float, seed: int) -> d
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.15])
 def test_a_known_engine_gives_back_its_true_interference_within_the_stated_error(tmp_path: Path, noise: float) -> None:
-    made = synthetic_trace(tmp_path / "t.trace", requests=120, output=(1, 25), noise=noise, store_steps=True, seed=4, rate_per_s=0.9)
+    made = synthetic_trace(
+        tmp_path / "t.trace", requests=120, output=(1, 25), noise=noise, store_steps=True, seed=4, rate_per_s=0.9
+    )
     a = account(made.trace)
     frame = a.parts.join(a.interference_se, on="request")
     for phase in ("decode", "prefill"):

@@ -16,13 +16,13 @@ from support.engine_steps import LLAMA70, MS, engine_trace
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.ceilings import Ceiling
-from hoptrace.analysis.layer_of import LAYER_OF_PART, LAYERS, layer_of
-from hoptrace.analysis.layers import TERMS, Layers, layers
-from hoptrace.analysis.layers_requests import divide
-from hoptrace.analysis.layers_text import blocks
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.latency.parts import PARTS
+from hoptrace.analysis.layers.ceilings import Ceiling
+from hoptrace.analysis.layers.layer_of import LAYER_OF_PART, LAYERS, layer_of
+from hoptrace.analysis.layers.layers import TERMS, Layers, layers
+from hoptrace.analysis.layers.layers_requests import divide
+from hoptrace.analysis.layers.layers_text import blocks
 from hoptrace.manifest import Manifest
 from hoptrace.platform import load_platform
 

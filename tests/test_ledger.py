@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.ledger import ledger
-from hoptrace.analysis.ledger_rows import moved_rows
+from hoptrace.analysis.moves.ledger import ledger
+from hoptrace.analysis.moves.ledger_rows import moved_rows
 from hoptrace.analysis.query import query
 from hoptrace.manifest import Manifest, Server
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console, Group, RenderableType
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.ledger import ledger
-from hoptrace.analysis.ledger_text import blocks
+from hoptrace.analysis.moves.ledger import ledger
+from hoptrace.analysis.moves.ledger_text import blocks
 from hoptrace.analysis.report import report
 from hoptrace.manifest import Manifest, Server
 

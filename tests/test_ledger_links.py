@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.ledger import ledger
-from hoptrace.analysis.ledger_links import LinkUse, LinkWay, link_uses
+from hoptrace.analysis.moves.ledger import ledger
+from hoptrace.analysis.moves.ledger_links import LinkUse, LinkWay, link_uses
 from hoptrace.manifest import Manifest
 
 S = 1_000_000_000

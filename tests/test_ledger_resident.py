@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.ledger_resident import residency
+from hoptrace.analysis.moves.ledger_resident import residency
 from hoptrace.manifest import Manifest, Server
 
 REAL = Path(__file__).parent / "data/vllm_traces"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.ledger_reusable import reusable
+from hoptrace.analysis.moves.ledger_reusable import reusable
 from hoptrace.collectors.files.run import import_files
 
 DATA = Path(__file__).parent / "data/requests/mooncake_conversation.parquet"

@@ -10,9 +10,9 @@ import pytest
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.ledger import ledger
-from hoptrace.analysis.ledger_geometry import server_kv
-from hoptrace.analysis.ledger_reuse import engine_rates
+from hoptrace.analysis.moves.ledger import ledger
+from hoptrace.analysis.moves.ledger_geometry import server_kv
+from hoptrace.analysis.moves.ledger_reuse import engine_rates
 from hoptrace.hf_config import read_config
 from hoptrace.kv import KvGeometry, geometry
 from hoptrace.manifest import Manifest, Server

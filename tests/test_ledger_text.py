@@ -11,10 +11,10 @@ from rich.console import Console, Group
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.ledger import Ledger, ledger
-from hoptrace.analysis.ledger_reusable import reusable
-from hoptrace.analysis.ledger_terms import TERMS
-from hoptrace.analysis.ledger_text import blocks
+from hoptrace.analysis.moves.ledger import Ledger, ledger
+from hoptrace.analysis.moves.ledger_reusable import reusable
+from hoptrace.analysis.moves.ledger_terms import TERMS
+from hoptrace.analysis.moves.ledger_text import blocks
 from hoptrace.app.charts_ledger import flows, reusable_curve
 from hoptrace.manifest import Manifest
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import hoptrace
-from hoptrace.analysis.ledger import ledger
 from hoptrace.analysis.metrics_docs import markdown
+from hoptrace.analysis.moves.ledger import ledger
 from hoptrace.analysis.terms import terms
 from hoptrace.field_metrics import FIELD_METRICS, TIMES, field_metrics
 from hoptrace.metrics import METRICS, summary

@@ -15,11 +15,11 @@ from rich.console import Console
 from support.memory import MemoryTrace
 
 from hoptrace.access import ACCESS
-from hoptrace.analysis.accounting import account
-from hoptrace.analysis.coordination import TERMS, Coordination, coordination
-from hoptrace.analysis.coordination_text import blocks
-from hoptrace.analysis.hidden import TERMS as HIDDEN_TERMS
-from hoptrace.analysis.ledger import ledger
+from hoptrace.analysis.arranging.coordination import TERMS, Coordination, coordination
+from hoptrace.analysis.arranging.coordination_text import blocks
+from hoptrace.analysis.arranging.hidden import TERMS as HIDDEN_TERMS
+from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.moves.ledger import ledger
 from hoptrace.app.charts_coordination import operations as chart
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import open_trace

@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as Proto
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.perfetto import export, lanes
+from hoptrace.analysis.export.perfetto import export, lanes
 from hoptrace.errors import EnvironmentProblem, UsageError
 
 BASE = 1_796_030_984_230_643_531

@@ -15,8 +15,8 @@ from support.small import small_trace
 from support.toy_server import Toy, event, serve, token
 
 import hoptrace
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.collectors.engines.streams.proxy import Proxy, listen
 from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.engines.streams.relay import Server as ServerEnd

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 from support.memory import MemoryTrace
 
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.composition import compositions, tail_of
-from hoptrace.analysis.levels import levels
-from hoptrace.analysis.parts import PARTS
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.composition import compositions, tail_of
+from hoptrace.analysis.latency.levels import levels
+from hoptrace.analysis.latency.parts import PARTS
 from hoptrace.manifest import Manifest, Server
 
 S = 1_000_000_000

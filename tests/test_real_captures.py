@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 import hoptrace
-from hoptrace.analysis.accounting import Accounting, account
-from hoptrace.analysis.parts import FULL, PARTS
+from hoptrace.analysis.latency.accounting import Accounting, account
+from hoptrace.analysis.latency.parts import FULL, PARTS
 from hoptrace.reader import Trace
 
 VLLM = Path(__file__).parent / "data" / "vllm_traces"

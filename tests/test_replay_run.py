@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from support.workloads import MS, server, store
 
-from hoptrace.analysis.accounting import account
+from hoptrace.analysis.latency.accounting import account
 from hoptrace.errors import InputError, UsageError
 from hoptrace.metrics import summary
 from hoptrace.reader import Trace, open_trace

@@ -16,8 +16,8 @@ from support.small import small_trace
 from syrupy.assertion import SnapshotAssertion
 
 import hoptrace
-from hoptrace.analysis.ceilings import Ceiling
-from hoptrace.analysis.parts import CLASSES
+from hoptrace.analysis.latency.parts import CLASSES
+from hoptrace.analysis.layers.ceilings import Ceiling
 from hoptrace.analysis.report import SECTIONS, Report, report
 from hoptrace.analysis.report_text import print_report
 from hoptrace.analysis.text import bytes_text, count_text, duration_text, percent

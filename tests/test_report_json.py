@@ -12,7 +12,7 @@ import pytest
 from support.small import small_trace
 
 import hoptrace
-from hoptrace.analysis.ceilings import Ceiling
+from hoptrace.analysis.layers.ceilings import Ceiling
 from hoptrace.analysis.report import report
 from hoptrace.samples import sample
 from hoptrace.slo import parse_slo

@@ -17,9 +17,9 @@ from support.memory import MemoryTrace
 from support.merged import merged
 
 import hoptrace
-from hoptrace.analysis import reversibility_holders
-from hoptrace.analysis.reversibility import HORIZONS_S, MOMENTS, TERMS, Reclaim, Reversibility, reversibility
-from hoptrace.analysis.reversibility_text import blocks
+from hoptrace.analysis.memory import reversibility_holders
+from hoptrace.analysis.memory.reversibility import HORIZONS_S, MOMENTS, TERMS, Reclaim, Reversibility, reversibility
+from hoptrace.analysis.memory.reversibility_text import blocks
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace
 
@@ -328,7 +328,7 @@ def test_terms_are_whole() -> None:
 
 
 def test_charts() -> None:
-    from hoptrace.analysis.stranding import stranding
+    from hoptrace.analysis.memory.stranding import stranding
     from hoptrace.app import charts_stranding
 
     trace = trace_of([WORKED, Space("b", 0, 100, [Step(0, 50, 95)], [(0, 0, 1, 0, 5)])], UNIT)

@@ -19,10 +19,10 @@ from support.memory import MemoryTrace
 from support.merged import merged
 
 import hoptrace
-from hoptrace.analysis.stranding import TERMS, Stranding, stranding
-from hoptrace.analysis.stranding_exact import dot
-from hoptrace.analysis.stranding_rank import merge, occupied
-from hoptrace.analysis.stranding_text import blocks
+from hoptrace.analysis.memory.stranding import TERMS, Stranding, stranding
+from hoptrace.analysis.memory.stranding_exact import dot
+from hoptrace.analysis.memory.stranding_rank import merge, occupied
+from hoptrace.analysis.memory.stranding_text import blocks
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace
 

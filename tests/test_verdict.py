@@ -15,10 +15,10 @@ from support.arms import MS, Times, arm
 from support.memory import MemoryTrace
 
 import hoptrace
-from hoptrace.analysis.diff import Diff, diff, verdict
-from hoptrace.analysis.diff_change import Change
-from hoptrace.analysis.verdict import QUESTIONS, UNTOLD, Answer, judge
-from hoptrace.analysis.verdict_text import blocks
+from hoptrace.analysis.compare.diff import Diff, diff, verdict
+from hoptrace.analysis.compare.diff_change import Change
+from hoptrace.analysis.compare.verdict import QUESTIONS, UNTOLD, Answer, judge
+from hoptrace.analysis.compare.verdict_text import blocks
 from hoptrace.manifest import Manifest, Server
 
 DATA = Path(__file__).parent / "data" / "vllm_traces"

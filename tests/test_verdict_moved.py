@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.arms import MS, Times, arm
 
-from hoptrace.analysis.diff import Diff, diff
-from hoptrace.analysis.diff_change import Change
-from hoptrace.analysis.verdict_moved import Balance, balance
+from hoptrace.analysis.compare.diff import Diff, diff
+from hoptrace.analysis.compare.diff_change import Change
+from hoptrace.analysis.compare.verdict_moved import Balance, balance
 
 
 def change(name: str, a: float, b: float, **more: Any) -> Change:

@@ -335,7 +335,7 @@ def test_whatever_stands_in_a_channel_harms_nothing(tmp_path: Path) -> None:
 
 def test_what_a_preemption_costs_is_repeated_work(tmp_path: Path) -> None:
     """Two requests of the recording were preempted: 61 and 1 tokens were computed a second time, and the accounting says so."""
-    from hoptrace.analysis.accounting import account
+    from hoptrace.analysis.latency.accounting import account
 
     trace = replayed(tmp_path, "api", "engine")
     stays = trace.table("stages").filter(pl.col("recomputed_tokens") > 0).sort("recomputed_tokens").collect()

@@ -194,7 +194,7 @@ def _show(o: Options, err: Console, r: Results) -> None:
 
 
 def _others(trace: Trace) -> float | None:
-    from hoptrace.analysis.coordination import coordination
+    from hoptrace.analysis.arranging.coordination import coordination
 
     figures = coordination(trace).os
     return None if figures is None else figures.foreign_cpu_share

@@ -57,8 +57,8 @@ def command(
     from rich.console import Console
 
     import hoptrace
-    from hoptrace.analysis.diff import diff
-    from hoptrace.analysis.rules import check, parse
+    from hoptrace.analysis.compare.diff import diff
+    from hoptrace.analysis.compare.rules import check, parse
 
     parsed = [parse(r) for r in rules]
     # On a terminal only: a million tokens take seconds.
@@ -75,7 +75,7 @@ def command(
         json.dump({**result.as_dict(), "rules": [o.as_dict() for o in outcomes]}, sys.stdout, indent=1, ensure_ascii=False)
         click.echo()
     else:
-        from hoptrace.analysis.diff_text import outcome_text, render, short
+        from hoptrace.analysis.compare.diff_text import outcome_text, render, short
 
         console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
         console.print(short(result) if quiet else render(result))

@@ -30,7 +30,7 @@ def command(trace: str, output: str, mooncake: bool, azure: bool, aiperf: bool, 
     """
     from pathlib import Path
 
-    from hoptrace.analysis.whole_file import check_target
+    from hoptrace.analysis.export.whole_file import check_target
     from hoptrace.errors import UsageError
 
     chosen = [name for name, on in (("mooncake", mooncake), ("azure", azure), ("aiperf", aiperf)) if on]
@@ -49,7 +49,7 @@ def _timeline(trace: str, output: str, *, force: bool, quiet: bool) -> None:
     from rich.console import Console
 
     import hoptrace
-    from hoptrace.analysis.perfetto import export
+    from hoptrace.analysis.export.perfetto import export
 
     console = Console(stderr=True, quiet=quiet, highlight=False, width=None if quiet else 200)
     opened = hoptrace.open(trace)
@@ -68,8 +68,8 @@ def _log(trace: str, output: str, kind: str, *, force: bool, quiet: bool) -> Non
     from pathlib import Path
 
     import hoptrace
-    from hoptrace.analysis.export_azure import export_azure
-    from hoptrace.analysis.export_mooncake import export_aiperf, export_mooncake
+    from hoptrace.analysis.export.export_azure import export_azure
+    from hoptrace.analysis.export.export_mooncake import export_aiperf, export_mooncake
 
     write = {"mooncake": export_mooncake, "azure": export_azure, "aiperf": export_aiperf}[kind]
     done = write(hoptrace.open(trace), Path(output), force=force)

@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoptrace.analysis.ceilings import Ceiling
+    from hoptrace.analysis.layers.ceilings import Ceiling
     from hoptrace.analysis.report import Report
     from hoptrace.reader import Trace
 
@@ -110,7 +110,7 @@ def command(
 
 
 def _ceilings(trace: Trace, platform: str | None, progress: Callable[[str], None]) -> list[Ceiling]:
-    from hoptrace.analysis.ceilings import Ceiling
+    from hoptrace.analysis.layers.ceilings import Ceiling
     from hoptrace.replay.ceilings import ceilings
 
     return [Ceiling.from_dict(c) for c in ceilings(trace, platform=platform, progress=progress)]
@@ -119,7 +119,7 @@ def _ceilings(trace: Trace, platform: str | None, progress: Callable[[str], None
 def _write(result: Report, trace: Trace, path: str) -> None:
     from pathlib import Path
 
-    from hoptrace.analysis.whole_file import whole_file
+    from hoptrace.analysis.export.whole_file import whole_file
     from hoptrace.app.static_report import page
 
     text = page(result, trace)

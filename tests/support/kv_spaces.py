@@ -84,7 +84,7 @@ class Now:
 
 
 def now(s: Space, t: int) -> Now:
-    """One space at one nanosecond, by the rules in words: see :mod:`hoptrace.analysis.stranding_line`."""
+    """One space at one nanosecond, by the rules in words: see :mod:`hoptrace.analysis.memory.stranding_line`."""
     begun = [i for i, x in enumerate(s.steps) if x.start <= t]
     if not begun:
         if not s.steps[0].decoding and s.requests:
