@@ -188,7 +188,7 @@ STEPS = Table(
         Column("queued_decode_context_variance", _FLOAT, "tokens²", "Variance of their contexts."),
         _n("running", "", "Requests that hold a place."),
         _n("waiting", "", "Requests that wait for one."),
-        _n("kv_used_tokens", "tokens", "KV places in use."),
+        _n("kv_used_tokens", "tokens", "KV places that requests hold (cached blocks that no request holds are not in it)."),
         _n("kv_capacity_tokens", "tokens", "KV places there are."),
         _n("preempted", "", "Requests preempted in the step."),
         _n("draft_proposed", "tokens", "Tokens that a draft proposed."),

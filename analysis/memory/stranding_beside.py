@@ -94,16 +94,23 @@ def gauges(trace: Trace) -> list[Gauge]:
     """Gauges of memory among the counters: resident sets, device memory, NUMA nodes, as collectors name them."""
     if not trace.has("counters"):
         return []
+    # By name first: a capture has hundreds of counters that are no memory, and totals sort what they are asked for.
+    names = trace.table("counters").filter(pl.col("unit") == "bytes").select(pl.col("name").unique()).collect(engine="streaming")
+    asked = [n for n in names["name"].drop_nulls().sort().to_list() if _is_memory(n.split("{")[0])]
+    if not asked:
+        return []
+    # (The total beside a part is found by its name, so it has to be among them.)
+    totals_of = [n.replace(p, "total") for n in asked for p in _PARTS if p in n]
     rows = [
         r
-        for r in counter_totals(trace).iter_rows(named=True)
+        for r in counter_totals(trace, sorted({*asked, *totals_of})).iter_rows(named=True)
         if r["unit"] == "bytes" and r["semantics"] == "gauge" and r["mean"] is not None and r["largest"] is not None
     ]
     whole = {(r["entity"], r["name"]): r["largest"] for r in rows}
     out = []
     for r in rows:
         name = str(r["name"]).split("{")[0]
-        if not _MEMORY.search(name.replace(":", "_")) or _NOT.search(name):
+        if not _is_memory(name):
             continue
         totals = [whole.get((r["entity"], str(r["name"]).replace(p, "total"))) for p in _PARTS if p in name]
         total = next((t for t in totals if t is not None), None)
@@ -113,6 +120,10 @@ def gauges(trace: Trace) -> list[Gauge]:
             )
         )
     return out
+
+
+def _is_memory(name: str) -> bool:
+    return bool(_MEMORY.search(name.replace(":", "_"))) and not _NOT.search(name)
 
 
 def platform_nodes(trace: Trace, spaces: Sequence[Space]) -> list[PlatformNode]:
