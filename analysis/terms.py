@@ -25,9 +25,9 @@ _CACHE = (
         "metric",
         "Cached-token rate",
         "share of prompt tokens",
-        "Σ cached_tokens ÷ Σ prompt_tokens, over stays that know both",
+        "Σ cached_tokens ÷ Σ prompt_tokens, over stays that know both and do not only decode",
         "Prompt tokens that a cache gave, of all that were looked up, weighted by tokens. Own tokens that a preempted request "
-        "finds again are no reuse: see resumed_tokens.",
+        "finds again are no reuse: see resumed_tokens. Nor is KV that a decode server was handed over.",
         f"SELECT sum(cached_tokens) / nullif(sum(prompt_tokens), 0) AS value\nFROM (\n{_REUSE}\n)",
     ),
     Term(

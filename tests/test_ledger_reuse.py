@@ -187,3 +187,61 @@ def test_the_line_of_each_server() -> None:
     mla = Server(name="d", layers=61, kv_heads=1, head_size=576, kv_dtype="bf16", config={"mla": True, "tensor_parallel_size": 8})
     (line,) = server_kv(Manifest(origin="recorded", servers=[mla]))
     assert line.as_dict()["kv"]["copies"] == 8.0 and "the latent vector each" in line.says
+
+
+def test_a_hand_over_is_no_reuse() -> None:
+    """Prefill on one server, decode on another, nothing in any cache: what vLLM's plug-in records of a NIXL pair."""
+    stays = [
+        stay(0, role="prefill", cached_tokens=0, end_reason="handed over"),
+        {**stay(0, role="decode", cached_tokens=99, cached_peer_tokens=99), "stage": 1},
+    ]
+    book = ledger(MemoryTrace({"requests": asked(100), "stages": stays}, MANIFEST))
+    r = book.reuse
+    assert (r.share, r.prompt_tokens, r.cached_tokens, r.by_tier["peer"]) == (0.0, 100, 0, None)
+    assert (r.handed_over_tokens, r.stays, r.stays_with_a_hit) == (99, 1, 0)
+    assert book.upkeep is not None and book.upkeep.served_bytes == 0
+
+
+def kept(*moves: dict[str, Any], **tables: list[dict[str, Any]]) -> Any:
+    rows = [{"start_ns": 1, "object": "kv", "server": "s"} | m for m in moves]
+    stays = [stay(0, cached_tokens=10, cached_host_tokens=10)]
+    return ledger(MemoryTrace({"requests": asked(100), "stages": stays, "moves": rows, **tables}, MANIFEST)).upkeep
+
+
+def test_what_an_offloading_connector_moves_is_upkeep() -> None:
+    """The plug-in's moves name the tier `server:X/offload`; its events of the device's blocks say nothing of it."""
+    down = {"src": "server:s", "dst": "server:s/offload", "bytes": 100 * KV, "basis": "counted"}
+    up = {"src": "server:s/offload", "dst": "server:s", "bytes": 10 * KV, "basis": "counted"}
+    device = {"time_ns": 1, "server": "s", "event": "stored", "hash": 1, "medium": "device", "bytes": 16 * KV}
+    k = kept(down, up, blocks=[device])
+    assert (k.moved_bytes, k.moved_basis, k.moved_from, k.at_least) == (110 * KV, "counted", "moves", False)
+    assert k.moved_per_byte_served == 11.0
+
+
+def test_upkeep_of_which_not_all_is_counted_is_a_lower_bound() -> None:
+    ways = {"src": "hbm", "dst": "ram"}
+    told = {**ways, "bytes": 1000, "basis": "counted"}
+    assert not kept(told).at_least
+    for more in (
+        {**ways, "bytes": 500, "basis": "derived"},
+        {**ways, "basis": "counted"},
+        {**ways, "bytes": 7, "basis": "assumed"},
+    ):
+        k = kept(told, more)
+        assert (k.moved_bytes, k.at_least) == (1000, True), "bases are never added up"
+    # Moves that say nothing are no reason to take the blocks' word, which may not tell of that tier.
+    assert kept({**ways, "basis": "counted"}).moved_bytes is None
+
+
+def test_blocks_stored_outside_the_device_were_carried_there() -> None:
+    host = {"time_ns": 1, "server": "s", "event": "stored", "hash": 1, "medium": "host", "bytes": 640}
+    k = kept(blocks=[host])
+    assert (k.moved_bytes, k.moved_basis, k.moved_from) == (640, "derived", "blocks")
+
+
+def test_a_rate_of_which_nobody_recorded_the_hits_is_unknown() -> None:
+    count = {"entity": "server:s", "semantics": "cumulative", "unit": "tokens"}
+    asks = [count | {"name": "vllm:prefix_cache_queries_total", "time_ns": t, "value_int": 100 * t} for t in (0, 1)]
+    assert engine_rates(MemoryTrace({"counters": asks})) == []
+    still = [count | {"name": "vllm:prefix_cache_hits_total", "time_ns": 0, "value_int": 7}]
+    assert engine_rates(MemoryTrace({"counters": asks + still}))[0].share == 0.0, "a counter that never moved"

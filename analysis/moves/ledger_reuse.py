@@ -24,6 +24,8 @@ __all__ = ["TIERS", "EngineRate", "Reuse", "Upkeep", "engine_rates", "reuse", "u
 TIERS = ("device", "host", "peer", "pool", "disk")
 # Kinds of nodes that keep KV outside the device that computes with it.
 _TIER_KINDS = ("dram", "host", "cxl", "nvme", "disk", "pool", "peer", "file")
+# The node that vLLM's plug-in names for what an offloading connector keeps.
+_OFFLOAD = "/offload"
 # Hits and look-ups as engines count them, by the name without its labels: what they count, and over which window.
 _COUNTED = (
     ("vllm:prefix_cache", "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total",
@@ -45,6 +47,7 @@ _GAUGES = (
 class Reuse:
     """Prompt tokens by where they came from, over stays that say so; null is unknown. ``cached_tokens`` counts every tier.
 
+    ``handed_over_tokens``: KV that decode servers got from those that computed it: no look-up, in none of the others.
     ``resumed_tokens``: own tokens found again after a preemption, in none of the others. ``recomputed_tokens``: computed again.
     ``impossible`` stays say that more came from caches than their prompt has: left out; so are ``unsure`` stays, of requests with
     several sequences whose own prompts nobody tells. The rate is over ``stays`` stays that
@@ -63,6 +66,7 @@ class Reuse:
     stays_with_a_hit: int = 0
     from_ns: int | None = None
     to_ns: int | None = None
+    handed_over_tokens: int | None = None
 
     @property
     def share(self) -> float | None:
@@ -86,6 +90,7 @@ class Reuse:
             "cached_tokens": self.cached_tokens,
             "share": _rounded(self.share),
             "by_tier": self.by_tier,
+            "handed_over_tokens": self.handed_over_tokens,
             "resumed_tokens": self.resumed_tokens,
             "recomputed_tokens": self.recomputed_tokens,
             "share_with_resumption": _rounded(self.share_with_resumption),
@@ -118,7 +123,8 @@ class EngineRate:
 class Upkeep:
     """What keeping the cache moved. ``moved_bytes``: KV between tiers, from moves (else from the blocks' copies: ``moved_from``).
     ``served_bytes``: KV of the tokens that hits gave (derived: tokens × bytes of a token). ``by_medium``: stored, copied in,
-    evicted and hit bytes of each medium, as its events say. Null is unknown, with the reason in ``unseen``."""
+    evicted and hit bytes of each medium, as its events say. ``at_least``: further moves between tiers do not say their bytes, or
+    have another basis, and are not in it. Null is unknown, with the reason in ``unseen``."""
 
     moved_bytes: int | None
     moved_basis: str | None
@@ -127,6 +133,7 @@ class Upkeep:
     stored_bytes: int | None
     by_medium: dict[str, dict[str, int | None]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
+    at_least: bool = False
 
     @property
     def moved_per_byte_served(self) -> float | None:
@@ -141,6 +148,7 @@ class Upkeep:
             "moved_bytes": self.moved_bytes,
             "moved_basis": self.moved_basis,
             "moved_from": self.moved_from,
+            "at_least": self.at_least,
             "served_bytes": self.served_bytes,
             "stored_bytes": self.stored_bytes,
             "moved_per_byte_served": _rounded(self.moved_per_byte_served),
@@ -177,6 +185,7 @@ def reuse(rows: pl.DataFrame) -> Reuse:
         stays_with_a_hit=total("stays_with_a_hit") or 0,
         from_ns=bound("from_ns", least=True),
         to_ns=bound("to_ns", least=False),
+        handed_over_tokens=total("handed_over"),
     )
 
 
@@ -195,9 +204,11 @@ def engine_rates(trace: Trace) -> list[EngineRate]:
         server = str(entity).removeprefix("server:")
         seen: set[tuple[float, float]] = set()
         for name, hits, queries, window in _COUNTED:
-            h, q = _summed(mine, hits) or 0.0, _summed(mine, queries)
+            q = _summed(mine, queries)
+            # A counter of hits that never moved has one sample and no increase; one that nobody recorded is unknown.
+            h = _summed(mine, hits) or (0.0 if (mine["plain"] == hits).any() else None)
             # The same figure told twice (metrics page and plug-in) is one.
-            if q and (h, q) not in seen:
+            if q and h is not None and (h, q) not in seen:
                 seen.add((h, q))
                 out.append(EngineRate(server, name, h / q, h, q, window))
         for name, window in _GAUGES:
@@ -237,31 +248,34 @@ def upkeep(trace: Trace, by_server: pl.DataFrame, blocks: list[Resident]) -> Upk
             if value is not None:
                 one[key] = (one[key] or 0) + value
     stored = [m["stored"] for m in by_medium.values() if m["stored"] is not None]
-    moved, basis, where = _moved(trace, blocks)
+    moved, basis, where, partly = _moved(trace, blocks)
     if moved is None:
         unseen.append(
-            "Neither moves of KV between tiers nor events of KV blocks were recorded: what the cache's upkeep moved is unknown."
+            "No move of KV between tiers and no event of KV blocks says its bytes: what the cache's upkeep moved is unknown."
         )
-    return Upkeep(moved, basis, where, served, sum(stored) if stored else None, by_medium, unseen)
+    return Upkeep(moved, basis, where, served, sum(stored) if stored else None, by_medium, unseen, partly)
 
 
-def _moved(trace: Trace, blocks: list[Resident]) -> tuple[int | None, str | None, str | None]:
+def _moved(trace: Trace, blocks: list[Resident]) -> tuple[int | None, str | None, str | None, bool]:
+    """Bytes, their basis, what tells them, and whether they are a lower bound."""
     nodes = graph_of(trace.manifest).nodes
 
     def tier(name: str) -> bool:
         node = nodes.get(name)
         kind = node.kind if node is not None and node.kind is not None else name.split(":", 1)[0]
-        return kind in _TIER_KINDS
+        return kind in _TIER_KINDS or name.endswith(_OFFLOAD)
 
-    moves = query(trace, "ledger_tier_moves")
+    between = [r for r in query(trace, "ledger_tier_moves").iter_rows(named=True) if tier(r["src"]) or tier(r["dst"])]
     for basis in ("counted", "derived"):
-        mine = [r for r in moves.iter_rows(named=True) if r["basis"] == basis and (tier(r["src"]) or tier(r["dst"]))]
+        mine = [r for r in between if r["basis"] == basis]
         known = [r["bytes"] for r in mine if r["bytes"] is not None]
         if known:
-            return sum(known), basis, "moves"
-    if not blocks:
-        return None, None, None
-    copied = [b.copied_in_bytes for b in blocks if b.copied_in_blocks]
-    if any(c is None for c in copied):
-        return None, None, None
-    return sum(c for c in copied if c is not None), "derived", "blocks"
+            return sum(known), basis, "moves", len(mine) < len(between) or any(r["bytes_unknown"] for r in mine)
+    if not blocks or between:
+        return None, None, None, False
+    # What is stored outside the device's memory had been computed on it, so it was carried there, seen or not.
+    carried = [(b.copied_in_blocks, b.copied_in_bytes) for b in blocks]
+    carried += [(b.produced_blocks, b.produced_bytes) for b in blocks if b.medium not in ("device", "unstated")]
+    if any(size is None for n, size in carried if n):
+        return None, None, None, False
+    return sum(size or 0 for n, size in carried if n), "derived", "blocks", False

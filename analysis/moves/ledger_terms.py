@@ -70,10 +70,10 @@ TERMS: tuple[Term, ...] = (
         "ledger",
         "reuse",
         "share of prompt tokens",
-        "Σ cached_tokens ÷ Σ prompt_tokens, over stays that know both",
+        "Σ cached_tokens ÷ Σ prompt_tokens, over stays that know both and do not only decode",
         "Prompt tokens that a cache gave, by tier where the engine tells it. Own tokens found again after a preemption "
-        "(resumed_tokens) are no reuse and are counted apart. Over the whole recording; an engine's own rate is often over its "
-        "last 1,000 requests.",
+        "(resumed_tokens) are no reuse and are counted apart, and so is KV that a decode server was handed over "
+        "(handed_over_tokens). Over the whole recording; an engine's own rate is often over its last 1,000 requests.",
         sql_of("ledger_reuse"),
     ),
     Term(
@@ -82,8 +82,9 @@ TERMS: tuple[Term, ...] = (
         "bytes moved to keep one byte cached",
         "bytes/byte",
         "bytes of KV moved between tiers ÷ (cached tokens × KV bytes of a token)",
-        "What a cache costs in movement for what its hits give. Moves with a tier (host, disk, pool, peer) at one end; without "
-        "such moves, blocks copied between media.",
+        "What a cache costs in movement for what its hits give. Moves with a tier (host, disk, pool, peer, an offloading "
+        "connector) at one end, counted ones if there are any; without such moves, blocks copied to another medium or stored "
+        "outside the device. At least so much, where further moves do not say their bytes or have another basis.",
         sql_of("ledger_tier_moves"),
     ),
     Term(

@@ -137,6 +137,8 @@ def _reuse(book: Ledger, *, full: bool) -> list[str]:
     )
     if r.resumed_tokens:
         said += f"; {r.resumed_tokens:,} more were own tokens found again after a preemption, which is no reuse"
+    if r.handed_over_tokens:
+        said += f"; {r.handed_over_tokens:,} were handed over to decode servers, which is no reuse"
     out = [said + "."]
     if full:
         out.append(f"That is over {counted(r.stays, 'stay')}, weighted by tokens; {r.stays_with_a_hit:,} of them had any hit.")
@@ -152,8 +154,9 @@ def _upkeep(book: Ledger) -> list[str]:
     assert k is not None
     out = []
     if k.moved_per_byte_served is not None:
+        least = "at least " if k.at_least else ""
         out.append(
-            f"Keeping the cache moved {bytes_text(k.moved_bytes)} between tiers ({k.moved_basis}, from {k.moved_from}) for "
+            f"Keeping the cache moved {least}{bytes_text(k.moved_bytes)} between tiers ({k.moved_basis}, from {k.moved_from}) for "
             f"{bytes_text(k.served_bytes)} that hits served: {count_text(k.moved_per_byte_served)} bytes a byte."
         )
     if k.stored_per_byte_served is not None:
