@@ -154,9 +154,9 @@ def _upkeep(book: Ledger) -> list[str]:
     assert k is not None
     out = []
     if k.moved_per_byte_served is not None:
-        least = "at least " if k.at_least else ""
+        size = f"{'at least ' if k.at_least else ''}{bytes_text(k.moved_bytes)}"
         out.append(
-            f"Keeping the cache moved {least}{bytes_text(k.moved_bytes)} between tiers ({k.moved_basis}, from {k.moved_from}) for "
+            f"Keeping the cache moved {size} between tiers ({k.moved_basis}, from {k.moved_from}) for "
             f"{bytes_text(k.served_bytes)} that hits served: {count_text(k.moved_per_byte_served)} bytes a byte."
         )
     if k.stored_per_byte_served is not None:
