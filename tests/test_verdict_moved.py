@@ -57,6 +57,21 @@ def test_from_half_on_it_is_moved(rise: float, moved: bool, outcome: str) -> Non
     assert b.shifts[0].is_moved is moved and b.outcome == outcome and b.moved_share == rise / 100
 
 
+def test_what_went_out_of_sight_is_not_moved() -> None:
+    """Decode −200 ms while 224 ms became unexplained: B may have done the very same, and one does not see it."""
+    seen = [change("decode.mean", 400 * MS, 200 * MS), change("queue_slots.mean", 5 * MS, 105 * MS)]
+    b = balance("t", "time", [*seen, change("unexplained.mean", 0, 224 * MS)])
+    assert b.outcome == "cannot be told" and b.moved_share is None and [c.name for c in b.unexplained] == ["unexplained.mean"]
+    [shift] = b.shifts
+    assert [c.name for c, _ in shift.rose] == ["queue_slots.mean"] and shift.share == 0.5
+    assert "Of time, what fell and what rose cannot all be told: unexplained 0 → 224 ms." in b.sentences
+    # Alone it is no removal, nor is what comes into sight an addition.
+    assert balance("t", "time", [seen[0], change("queue_unknown.mean", 0, 30 * MS)]).outcome == "cannot be told"
+    assert balance("t", "time", [change("decode.mean", 0, 100), change("unexplained.mean", 100, 0)]).outcome == "cannot be told"
+    # A little of it takes nothing away.
+    assert balance("t", "time", [seen[0], change("unexplained.mean", 0, 19 * MS)]).outcome == "removed"
+
+
 def test_a_rise_within_noise_is_none() -> None:
     b = balance("t", "time", [change("queue_slots.mean", 200, 100), change("decode.mean", 100, 195, low=-10, high=200)])
     assert b.outcome == "removed" and [c.name for c in b.rises] == []

@@ -8,6 +8,9 @@ balance's total.
 Each rise is set against falls so that nothing is counted twice: the largest rise first, each against the fall that is nearest
 to it in size, what is left of it against the next. Of a fall, the share that rises stand against is what moved: from one half
 on it counts as moved. It says that one fell while the other rose, not that the one caused the other.
+
+Time that nobody can explain is no place where a cost could stand: it is set against nothing. Where it changed by a tenth of what
+fell or rose or more, nobody can tell whether a cost was removed, added or only went out of sight.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _SOME = 0.1
 _MATERIAL = 0.01
 _FLAT = 0.03  # a total that changes by less hides what is in it (published: 1.00 to 1.03 × end to end hid −5 % and +5.5 %)
 _CLASS = {p.name: p.klass for p in PARTS}
+_NOWHERE = "unexplained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,8 @@ class Shift:
         return {
             "fell": self.fell.name,
             "fell_by": self.fell_by,
-            "class": _CLASS.get(self.fell.name.partition(".")[0]),
-            "rose": [
-                {"name": c.name, "rose_by": c.change, "against_it": x, "class": _CLASS.get(c.name.partition(".")[0])}
-                for c, x in self.rose
-            ],
+            "class": _klass(self.fell),
+            "rose": [{"name": c.name, "rose_by": c.change, "against_it": x, "class": _klass(c)} for c, x in self.rose],
             "share": round(self.share, 6),
             "moved": self.is_moved,
         }
@@ -82,7 +83,8 @@ class Shift:
 class Balance:
     """What fell and what rose of one kind of cost. ``total_a``, ``total_b``: sums over the figures known on both sides;
     ``unknown``: figures that one side cannot show, where a cost may have gone unseen. ``total``: the change of the whole,
-    where it is a figure of its own. ``assumed``: its figures are assumed, and decide nothing alone."""
+    where it is a figure of its own. ``assumed``: its figures are assumed, and decide nothing alone. ``unexplained``: changes of
+    time that nobody can explain; in neither falls nor rises."""
 
     key: str
     what: str
@@ -95,6 +97,13 @@ class Balance:
     unknown: tuple[str, ...]
     total: Change | None = None
     assumed: bool = False
+    unexplained: tuple[Change, ...] = ()
+
+    @property
+    def untold(self) -> bool:
+        """Whether so much time went into or out of what nobody can explain that what became of the costs cannot be told."""
+        dark = sum(abs(c.change or 0.0) for c in self.unexplained)
+        return dark > 0 and dark >= _SOME * max(self.fell_by, self.rose_by)
 
     @property
     def fell_by(self) -> float:
@@ -106,13 +115,15 @@ class Balance:
 
     @property
     def moved_share(self) -> float | None:
-        """Of all that fell, what stands elsewhere; null where nothing fell."""
-        return min(1.0, self.rose_by / self.fell_by) if self.falls and self.fell_by else None
+        """Of all that fell, what stands elsewhere; null where nothing fell, and where it cannot be told."""
+        return None if self.untold else min(1.0, self.rose_by / self.fell_by) if self.falls and self.fell_by else None
 
     @property
     def outcome(self) -> str:
         """unchanged; added (only rises); removed (under 10 % of what fell stands elsewhere); partly moved; moved (half or
-        more)."""
+        more); cannot be told (:attr:`untold`)."""
+        if self.untold:
+            return "cannot be told"
         if not self.falls:
             return "added" if self.rises else "unchanged"
         share = self.moved_share or 0.0
@@ -135,7 +146,11 @@ class Balance:
             changed = sorted((*self.falls, *self.rises), key=lambda c: -abs(c.change or 0.0))
             named = ", ".join(f"{label(c.name)} {_relative(c)} ({step(c)})" for c in changed[:4])
             out.append(f"{_capital(label(t.name))} stays about the same ({step(t)}, {_relative(t)}), and hides: {named}.")
-        whole = f", and {percent(self.moved_share)} of all that fell," if len(self.falls) > 1 else ""
+        if self.untold:
+            named = ", ".join(f"{label(c.name)} {step(c)}" for c in self.unexplained)
+            out.append(f"Of {self.what}, what fell and what rose cannot all be told: {named}.")
+        share = self.moved_share
+        whole = f", and {percent(share)} of all that fell," if len(self.falls) > 1 and share is not None else ""
         out += [f"{s.sentence}{whole} stands elsewhere." for s in self.shifts if s.is_moved]
         note = " (Assumed figures: nobody counted them.)" if self.assumed else ""
         return [s + note for s in out]
@@ -156,6 +171,7 @@ class Balance:
             "rises": [c.name for c in self.rises],
             "shifts": [s.as_dict() for s in self.shifts],
             "unknown": list(self.unknown),
+            "unexplained": [c.name for c in self.unexplained],
             "assumed": self.assumed,
             "sentences": self.sentences,
         }
@@ -167,7 +183,8 @@ def balance(key: str, what: str, changes: Iterable[Change], *, total: Change | N
     known = [c for c in given if c.change is not None]
     total_a, total_b = sum(c.a or 0.0 for c in known), sum(c.b or 0.0 for c in known)
     least = _MATERIAL * max(total_a, total_b)
-    big = [c for c in known if abs(c.change or 0.0) >= least and c.direction in ("up", "down")]
+    changed = [c for c in known if abs(c.change or 0.0) >= least and c.direction in ("up", "down")]
+    big = [c for c in changed if _klass(c) != _NOWHERE]
     falls = tuple(sorted((c for c in big if c.direction == "down"), key=lambda c: c.change or 0.0))
     rises = tuple(sorted((c for c in big if c.direction == "up"), key=lambda c: -(c.change or 0.0)))
     return Balance(
@@ -182,7 +199,12 @@ def balance(key: str, what: str, changes: Iterable[Change], *, total: Change | N
         unknown=tuple(c.name for c in given if c.change is None),
         total=total,
         assumed=assumed,
+        unexplained=tuple(c for c in changed if _klass(c) == _NOWHERE),
     )
+
+
+def _klass(c: Change) -> str | None:
+    return _CLASS.get(c.name.partition(".")[0])
 
 
 def _shifts(falls: tuple[Change, ...], rises: tuple[Change, ...]) -> tuple[Shift, ...]:
