@@ -43,20 +43,20 @@ def fullness(
 ) -> Fullness:
     """For one (server, rank).
 
-    ``stays``: enqueued_ns, scheduled_ns, end_ns, end_reason, finish_ns, failed, prompt_tokens (less what was cached), of all
-    requests, finished or not. ``steps``: start_ns, end_ns, prefill_tokens, decode_tokens, kv_used_tokens, kv_capacity_tokens,
-    ascending.
+    ``stays``: enqueued_ns, waits_from_ns, scheduled_ns, end_ns, end_reason, finish_ns, failed, prompt_tokens (less what was
+    cached), of all requests, finished or not. ``steps``: start_ns, end_ns, prefill_tokens, decode_tokens, kv_used_tokens,
+    kv_capacity_tokens, preempted, queued_decode_requests, queued_decode_context_tokens, ascending.
     ``state``: slots over time, absences and counters; without it the manifest's number of slots (``max-num-seqs``,
     ``--parallel``; per rank) holds always. ``lost``: start_ns, end_ns of the times in which a stay had lost its slot (preempted).
     """
     state = state if state is not None else ServerState.constant(server.max_sequences if server is not None else None)
-    kv = _kv(steps, stays, server) if steps.height else None
+    gone = _NEVER if lost is None else (lost["start_ns"].to_numpy(), lost["end_ns"].to_numpy())
+    kv = _kv(steps, stays, server, gone) if steps.height else None
     budget = _budget(steps, server.max_batched_tokens if server is not None else None) if steps.height else None
     if state.queued and steps.height:
         seen = kv is not None and budget is not None
         state = replace(state, deferred=_unexplained(state.deferred, stays, steps["start_ns"].to_numpy(), seen=seen))
     sure, maybe = _holders(stays, state)
-    gone = _NEVER if lost is None else (lost["start_ns"].to_numpy(), lost["end_ns"].to_numpy())
     taken, deferred, known = _slots(sure, maybe, gone, state)
     found = {"slots": taken, "kv": _NEVER, "budget": _NEVER, "full": deferred}
     told = {name for name, there in (("slots", (state.slots > 0).any()), ("full", len(state.deferred.time))) if there}
@@ -235,7 +235,7 @@ def _budget(steps: pl.DataFrame, tokens: int | None) -> Bools | None:
     return found
 
 
-def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> Bools | None:
+def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None, lost: Spans) -> Bools | None:
     """In which steps the free KV is less than the first in the queue needs; null where nobody tells."""
     capacity = pl.coalesce(
         "kv_capacity_tokens", pl.lit(server.kv_capacity_tokens if server is not None else None, dtype=pl.Int64)
@@ -243,8 +243,21 @@ def _kv(steps: pl.DataFrame, stays: pl.DataFrame, server: Server | None) -> Bool
     free = steps.select(capacity - pl.col("kv_used_tokens")).to_series()
     if free.null_count() == len(free):
         return None
-    little = _too_little(steps["start_ns"].to_numpy(), free.fill_null(0).to_numpy(), stays, server)
+    at, left = steps["start_ns"].to_numpy(), free.fill_null(0).to_numpy()
+    little = _preempted(steps, left, _too_little(at, left, stays, server), _count(lost, at) > 0, _block(server))
     return free.is_not_null().to_numpy() & little
+
+
+def _preempted(steps: pl.DataFrame, free: Ints, little: Bools, lost: Bools, block: int) -> Bools:
+    """``little`` where nobody was preempted. Who was stands at the head of the queue (vLLM puts him before all others, and admits
+    nobody in a step that preempts), and needs what he had; where nobody tells how much that was, it is more than there is."""
+    count, context = (steps[c].fill_null(0).to_numpy() for c in ("queued_decode_requests", "queued_decode_context_tokens"))
+    need = np.maximum(context // np.maximum(count, 1), block)
+    now = (steps["preempted"].fill_null(0) > 0).to_numpy()
+    # Those that wait to decode may have come from a prefill server too: only while somebody has lost his place are they he.
+    told = (count > 0) & (context > 0) & lost
+    found: Bools = np.where(told, free < need, little | lost) | now
+    return found
 
 
 def _sampled_kv(used: Samples | None, stays: pl.DataFrame, server: Server | None) -> Spans | None:
@@ -258,16 +271,20 @@ def _sampled_kv(used: Samples | None, stays: pl.DataFrame, server: Server | None
 
 def _too_little(at: Ints, free: Ints, stays: pl.DataFrame, server: Server | None) -> Bools:
     """At which moments the free KV (tokens) is less than the first in the queue needs, or than a block where nobody waits."""
-    block = (server.block_size_tokens if server is not None else None) or 1
-    queue = stays.filter(pl.col("enqueued_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort(
-        "enqueued_ns", maintain_order=True
+    block = _block(server)
+    queue = stays.filter(pl.col("waits_from_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort(
+        "waits_from_ns", maintain_order=True
     )
     need = np.full(len(at), block, dtype=np.int64)
     if queue.height:
         # First come, first served: the head at a moment is the first by enqueuing that is scheduled after it.
-        enqueued, prompt = queue["enqueued_ns"].to_numpy(), queue["prompt_tokens"].fill_null(0).to_numpy()
+        enqueued, prompt = queue["waits_from_ns"].to_numpy(), queue["prompt_tokens"].fill_null(0).to_numpy()
         reach = np.maximum.accumulate(queue["scheduled_ns"].to_numpy())
         head = np.minimum(np.searchsorted(reach, at, side="right"), len(reach) - 1)
         waits = (reach[head] > at) & (enqueued[head] <= at)
         need = np.where(waits, np.maximum(prompt[head], block), block)
     return np.asarray(free < need)
+
+
+def _block(server: Server | None) -> int:
+    return (server.block_size_tokens if server is not None else None) or 1

@@ -88,8 +88,9 @@ def read_stays(
     """One row per stay, in order within each request; a request without a row in `stages` gets one from its own stamps.
 
     Columns: request, order, sequence, server (may be null), dp_rank, role, enqueued_ns, scheduled_ns, end_ns, end_reason,
-    finish_ns and failed (of the request), prompt_tokens (less what a cache held), cached_tokens. What the first stay does not
-    know is taken from the request, then from its first run of steps. ``runs``: of these requests; where it is a function, it
+    finish_ns and failed (of the request), prompt_tokens (less what a cache held), cached_tokens, waits_from_ns (when it was
+    enqueued; of the first stay, where nobody saw that, the last that was seen of it before). What the first stay does not know is
+    taken from the request, then from its first run of steps. ``runs``: of these requests; where it is a function, it
     is only called if a stay needs them. ``within``: as for :func:`read_requests`.
     """
     own = pl.col("_stages").is_null()
@@ -108,7 +109,7 @@ def read_stays(
     )  # fmt: skip
     base = requests.select(
         "request", "queued_ns", pl.col("scheduled_ns").alias("_scheduled"), "last_token_ns", "finish_ns", "prompt_tokens",
-        pl.col("error").is_not_null().alias("failed"),
+        pl.col("error").is_not_null().alias("failed"), pl.coalesce("received_ns", "sent_ns", "arrival_ns").alias("_came"),
     )  # fmt: skip
     frame = base.join(stages, on="request", how="left").join(first_run, on="request", how="left")
     frame = frame.sort("request", "attempt", "stage", "sequence", nulls_last=False).with_columns(
@@ -130,6 +131,7 @@ def read_stays(
         "failed",
         (pl.coalesce("_own_prompt", "prompt_tokens") - pl.col("cached_tokens").fill_null(0)).alias("prompt_tokens"),
         "cached_tokens",
+        pl.coalesce("enqueued_ns", pl.when(first).then(pl.coalesce("queued_ns", "_came"))).alias("waits_from_ns"),
     )
 
 

@@ -27,7 +27,8 @@ __all__ = ["Key", "Scope", "Stays", "StepAccess", "runs_of", "server_keys", "ste
 
 Key = tuple[str, int]
 Span = tuple[int, int]
-_FULLNESS = ("prefill_tokens", "decode_tokens", "decode_requests", "kv_used_tokens", "kv_capacity_tokens")
+_QUEUED = ("preempted", "queued_decode_requests", "queued_decode_context_tokens")
+_FULLNESS = ("prefill_tokens", "decode_tokens", "decode_requests", "kv_used_tokens", "kv_capacity_tokens", *_QUEUED)
 _COLUMNS = ("start_ns", "end_ns", *dict.fromkeys((*COMPOSITION, "prefill_requests", *_FULLNESS)))
 _ORDER = ("server", "dp_rank", "pp_rank", "step")
 _SAMPLE = 50_000  # steps that a cost is fitted to
@@ -98,7 +99,8 @@ def _told(frames: Iterable[pl.DataFrame]) -> dict[Key, pl.DataFrame]:
             if pairs.height
             else own["kv_used_tokens"].drop_nulls().head(1).extend_constant(None, 1).head(1)
         )
-        found[(str(server), int(rank))] = top.with_columns(used.alias("kv_used_tokens"), first["kv_capacity_tokens"])
+        nothing = (pl.lit(None, dtype=pl.Int64).alias(c) for c in _QUEUED)
+        found[(str(server), int(rank))] = top.with_columns(used.alias("kv_used_tokens"), first["kv_capacity_tokens"], *nothing)
     return found
 
 
@@ -111,7 +113,7 @@ class Stays:
         times = ("enqueued_ns", "scheduled_ns", "end_ns")
         open_ = pl.any_horizontal(pl.col("scheduled_ns", "end_ns").is_null())
         bounds = frame.select(
-            pl.min_horizontal(times).fill_null(FAR).alias("low"),
+            pl.min_horizontal(*times, "waits_from_ns").fill_null(FAR).alias("low"),
             pl.when(open_).then(FAR).otherwise(pl.max_horizontal(*times, "finish_ns")).fill_null(FAR).alias("high"),
         )
         self._low, self._high = bounds["low"].to_numpy(), bounds["high"].to_numpy()
