@@ -297,3 +297,14 @@ def test_the_json_of_the_verdict() -> None:
     path = found["answers"]["path"]
     assert set(path) == {"question", "answer", "sentence", "decided_by", "figures", "missing"}
     assert {f["certainty"] for f in path["figures"]} <= {"beyond noise", "within noise", "no interval", "equal", "unknown"}
+
+
+def test_a_preempted_request_visits_no_second_server() -> None:
+    """It loses its place and comes back to the same server: a stay of its own, and no longer path."""
+    kept = {"request": 0, "stage": 0, "server": "s", "enqueued_ns": 0, "scheduled_ns": 0, "end_ns": 9 * MS}
+    lost = [kept | {"end_ns": 4 * MS, "end_reason": "preempted"}, kept | {"stage": 1, "scheduled_ns": 5 * MS}]
+    a = arm(2, lambda i: Times(), name="a", stays=False, extra={"stages": [kept]})
+    b = arm(2, lambda i: Times(), name="b", stays=False, extra={"stages": lost})
+    d = diff(a, b)
+    assert (d.changes["stays_per_answer"].a, d.changes["stays_per_answer"].b) == (1, 1)
+    assert d.verdict.answers["path"].answer == "the same"

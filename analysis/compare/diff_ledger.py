@@ -101,7 +101,7 @@ def reuse_of(side: Side) -> Iterator[tuple[str, Figure]]:
     """Of finished requests only: of one that was broken off, nobody knows how much of its prompt was computed."""
     yield from reuse_figures(side.reuse)
     answers = float(side.reuse["sequences"].sum())
-    yield "stays_per_answer", Figure(per_token(float(side.servers["stays"].sum()), answers), "1", "ledger", None, "counted")
+    yield "stays_per_answer", Figure(per_token(float(side.servers["answers"].sum()), answers), "1", "ledger", None, "counted")
     basis = "derived" if side.steps.origin == "reconstructed" else "counted"
     yield "decode_tokens_per_step", Figure(side.decode_tokens_per_step, "1", "ledger", None, basis)
 
@@ -143,7 +143,7 @@ def _no_kv_moves(side: Side) -> bool:
     if side.trace.table("coverage").filter(moves).select(pl.len()).collect().item():
         return True
     answers = float(side.reuse["sequences"].sum())
-    if not answers or float(side.servers["stays"].sum()) != answers:
+    if not answers or float(side.servers["answers"].sum()) != answers:
         return False
     return not any(side.reuse[t].sum() for t in TIERS if t != "device")
 

@@ -67,7 +67,7 @@ class Side:
 
     @cached_property
     def servers(self) -> pl.DataFrame:
-        """By server: stays, queue_ns, queue_unknown, service_ns, service_unknown; over finished requests."""
+        """By server: stays, answers, queue_ns, queue_unknown, service_ns, service_unknown; over finished requests."""
         return query(self.trace, "diff_servers")
 
     @cached_property

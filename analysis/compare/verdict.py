@@ -186,7 +186,8 @@ def _sharing(changes: Mapping[str, Change]) -> Answer:
 
 
 def _repetition(changes: Mapping[str, Change]) -> Answer:
-    """Work done again, against what is spent to avoid it: moves of KV, hand-overs, waits and confirmations."""
+    """Work done again, against what could be spent to avoid it: moves of KV, hand-overs, waits and confirmations. The words claim
+    no purpose: a hand-over may be there for another reason."""
     again = _pick(
         changes,
         [
@@ -216,13 +217,19 @@ def _repetition(changes: Mapping[str, Change]) -> Answer:
     fewer, more = _of(sure_again, "down"), _of(sure_again, "up")
     dearer, cheaper = _of(sure_spent, "up"), _of(sure_spent, "down")
     price = (
-        f"; to avoid it, {_list(dearer)}" if dearer else f"; less is spent on avoiding it: {_list(cheaper)}" if cheaper else ""
+        f"; carrying and confirming cost more: {_list(dearer)}"
+        if dearer
+        else f"; carrying and confirming cost less: {_list(cheaper)}"
+        if cheaper
+        else ""
     )
     if fewer and more:
         answer, text = "exchanged", f"B repeats one thing less and another more: {_list(fewer)}, while {_list(more)}{price}"
     elif fewer:
         answer = "removes and pays" if dearer else "removes"
-        text = f"B removes repeated work: {_list(fewer)}{price or '; nothing more is spent on it, as far as it is known'}"
+        text = (
+            f"B removes repeated work: {_list(fewer)}{price or '; carrying and confirming cost no more, as far as it is known'}"
+        )
     elif more:
         answer, text = ("repeats more and pays" if dearer else "repeats more"), f"B repeats more work: {_list(more)}{price}"
     elif dearer:

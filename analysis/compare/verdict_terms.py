@@ -22,7 +22,8 @@ TERMS: tuple[Term, ...] = (
         "verdict",
         "access path: shorter or dearer",
         "words",
-        "stays per answer; per output token: payload hops, control operations, bytes × links or latency, arranging operations",
+        "servers that an answer visits; per output token: payload hops, control operations, bytes × links or latency, "
+        "arranging operations",
         "Does a change shorten the access path, or change it for a dearer one? Counted and derived figures that changed by 5 % "
         "or more beyond noise decide; assumed ones are shown only.",
     ),
