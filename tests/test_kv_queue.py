@@ -47,8 +47,8 @@ def of_queue(rows: dict[str, list[dict[str, Any]]], number: int) -> dict[str, fl
 
 
 def preempted(**told: Any) -> dict[str, list[dict[str, Any]]]:
-    """Request 0 decodes all the time; 1 loses its place from step 2 to 7 and had 400 tokens; 2, of 50, comes at 20 and waits until 80
-    while 200 tokens are free."""
+    """Request 0 decodes all the time; 1 loses its place from step 2 to 7 and had 400 tokens; 2, of 50, comes at 20 and waits
+    until 80 while 200 tokens are free."""
     lost = {"queued_decode_requests": 1, "queued_decode_context_tokens": 400} | told
     return {
         "requests": [request(0, 0, 0, 100, 16), request(1, 0, 0, 100, 300), request(2, 20, 80, 100, 50)],

@@ -196,7 +196,12 @@ def _work(out: Ints, error: Floats, here: Ints, t0: Ints, t1: Ints, steps: StepL
     if not here.any():
         return
     inside = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
-    out[_COLUMN["host_gap"], here] += (t1 - t0)[here] - inside
+    between = (t1 - t0)[here] - inside
+    if steps.missing is not None:
+        blank = steps.missing.before(t1[here]) - steps.missing.before(t0[here])
+        out[_COLUMN["unexplained"], here] += blank
+        between -= blank
+    out[_COLUMN["host_gap"], here] += between
     shared = np.zeros(len(inside), dtype=np.int64)
     if phase in steps.felt:
         ns0, f0 = steps.interference(phase, t0[here])

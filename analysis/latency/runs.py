@@ -45,9 +45,16 @@ def read_runs(residency: pl.DataFrame, lines: dict[tuple[str, int], StepLine], s
     works = pl.col("phase").is_in(["chunk", "decode"])
     reach = pl.col("context_at_start") + pl.col("tokens")
     own = ["request", "sequence"]
+    lost = pl.col("phase") == "preempted"
+    frame = frame.sort(*own, "start_ns", "first_step").with_columns(
+        # A place that was lost is lost until the step that takes the request up again.
+        pl.when(lost & ~lost.shift(-1).over(own))
+        .then(pl.max_horizontal("end_ns", pl.col("start_ns").shift(-1).over(own)))
+        .otherwise("end_ns")
+        .alias("end_ns")
+    )
     return (
         frame.with_columns(pl.when(works).then(pl.col("tokens_per_step") * pl.col("steps")).otherwise(0).alias("tokens"))
-        .sort(*own, "start_ns", "first_step")
         .with_columns(pl.when(works).then(reach).alias("_reach"))
         .with_columns(pl.col("_reach").cum_max().forward_fill().shift(1).over(own).alias("_before"))
         .join(_found(stays, frame), on=["request", "sequence", "server", "dp_rank"], how="left", maintain_order="left")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from hoptrace.analysis.latency.axis import Ints
+from hoptrace.analysis.latency.axis import Ints, distinct
 from hoptrace.analysis.latency.interference import COMPOSITION, Interference, Model, interference_of
 
 __all__ = ["Busy", "StepLine", "lines"]
@@ -51,7 +51,7 @@ class Busy:
 @dataclass(frozen=True)
 class StepLine:
     """Steps of one (server, rank). ``number`` ascends with time; ``busy`` are their intervals; ``covered`` is when steps were
-    recorded (null: nobody says, so always)."""
+    recorded (null: nobody says, so always). ``missing``: where numbers are left out between two steps and nobody recorded."""
 
     server: str
     dp_rank: int
@@ -59,6 +59,7 @@ class StepLine:
     busy: Busy
     felt: dict[str, Interference]
     covered: Busy | None = None
+    missing: Busy | None = None
 
     def interference(self, phase: str, t: Ints) -> tuple[Ints, Floats]:
         """Interference before t (ns) in steps as `phase` ("prefill", "decode") feels it, and what its error is made of."""
@@ -98,7 +99,8 @@ def lines(steps: pl.DataFrame, model: Model | None, coverage: pl.DataFrame | Non
         busy = Busy.of(g["start_ns"].to_numpy(), g["end_ns"].to_numpy())
         felt = {} if model is None else interference_of(g, busy.end - busy.start, model)
         covered = None if coverage is None else _covered(coverage, str(server), busy)
-        out[(str(server), int(rank))] = StepLine(str(server), int(rank), number, busy, felt, covered)
+        missing = None if covered is None else _missing(number, busy, covered)
+        out[(str(server), int(rank))] = StepLine(str(server), int(rank), number, busy, felt, covered, missing)
     return out
 
 
@@ -124,3 +126,15 @@ def _covered(coverage: pl.DataFrame, server: str, busy: Busy) -> Busy | None:
     end = np.concatenate([whole["to_ns"].to_numpy(), busy.end])
     order = np.lexsort((end, start))
     return Busy.of(start[order], end[order])
+
+
+def _missing(number: Ints, busy: Busy, covered: Busy) -> Busy | None:
+    """The gaps between steps whose numbers do not follow on each other, as far as they are not covered; null: there are none."""
+    jump = (number[1:] > number[:-1] + 1) & (busy.start[1:] > busy.end[:-1])
+    if not jump.any():
+        return None
+    gaps = Busy.of(busy.end[:-1][jump], busy.start[1:][jump])
+    edges = distinct(np.concatenate([gaps.start, gaps.end, covered.start, covered.end]))
+    start, end = edges[:-1], edges[1:]
+    blank = (gaps.before(end) > gaps.before(start)) & (covered.before(end) == covered.before(start))
+    return Busy.of(start[blank], end[blank])
