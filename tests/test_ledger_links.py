@@ -261,3 +261,39 @@ def test_hostile_rows() -> None:
     found, _ = link_uses(MemoryTrace({"moves": moves, "counters": counters}, graph(IB, {"name": "lonely"}, {"name": "ib0"})))
     assert isinstance(found[0], LinkUse) and ledger(MemoryTrace({"moves": moves, "counters": counters}, graph(IB))).as_dict()
     assert link_uses(MemoryTrace({}, graph(IB))) == ([], [])
+
+
+def test_what_nobody_could_record_is_not_unexplained() -> None:
+    """A capture that lost sight of the server from 2 s to 8 s: its moves of that time are missing, the port counts on."""
+    seen = [move(0, 2, 1000), move(8, 10, 1000)]
+    cover = [*covered(0, 2), *covered(8, 10)]
+    w = way(seen, samples([500 * i for i in range(11)]), cover=cover)
+    assert w.counter is not None and (w.counter.bytes, w.counter.covered_ns) == (2000, 4 * S)
+    assert (w.explained_bytes, w.unexplained_bytes, w.at_least) == (2000, 0, False)
+    # Two who record: where one of them is blind, its moves are missing.
+    other = [{**c, "source": "plug-in"} for c in covered(0, 1)]
+    w = way(seen, samples([500 * i for i in range(11)]), cover=[*covered(0, 10), *other])
+    assert w.counter is not None and w.counter.bytes == 500
+
+
+def test_moves_that_are_missing_or_unsized_make_the_rest_an_upper_bound() -> None:
+    counters = samples([500 * i for i in range(11)])
+    lossy = [{**covered(0, 10)[0], "fraction": 0.5}]
+    for moves, cover in (([move(0, 10, 2500)], lossy), ([move(0, 10, 2500), move(0, 10, None)], covered(0, 10))):
+        w = way(moves, counters, cover=cover)
+        assert w.at_least and w.unexplained_bytes == 2500 and "at most 2.44 KiB (50%) is unexplained" in w.says
+    assert "at most" not in way([move(0, 10, 2500)], counters, cover=covered(0, 10)).says
+
+
+def test_windows_of_a_rate_that_overlap_count_once() -> None:
+    """A rate over the last second, told ten times a second: 100 bytes a second are 1,000 in 10 s, not 10,000."""
+    rate: dict[str, Any] = {"semantics": "rate", "unit": "bytes/s", "width_bits": None, "window_ns": S}
+    told = [{**c, "time_ns": c["time_ns"] + S} for c in samples([100] * 91, every=0.1, **rate)]
+    w = way([move(0, 10, 1000)], told, cover=covered(0, 10))
+    assert w.counter is not None and (w.counter.bytes, w.counter.covered_ns) == (1000, 10 * S)
+    assert (w.explained_bytes, w.unexplained_bytes) == (1000, 0) and w.mean == pytest.approx(0.1) and w.busy_ns == 0
+
+
+def test_a_link_without_counters_is_idle_where_moves_were_recorded_and_none_was_there() -> None:
+    w = way([move(0, 1, 1000)], [], cover=[*covered(0, 4), *covered(6, 12)])
+    assert (w.told_by, w.mean) == ("moves", pytest.approx(0.1)), "1,000 of the 10 × 1,000 bytes that it could have carried"

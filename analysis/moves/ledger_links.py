@@ -2,13 +2,13 @@
 
 ``explained``: bytes that recorded moves say crossed it; ``protocol``: what the packets add (assumed, by the kind of the link);
 ``unexplained``: the rest of what its counters counted. Only spans that both cover are compared: time between samples of the
-counter that lies within the coverage of the moves. A counter that is absent, falls, or is no count gives null with the reason,
+counter in which everyone who records moves did so. A counter that is absent, falls, or is no count gives null with the reason,
 never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import polars as pl
 
 from hoptrace.access import OVERHEAD
 from hoptrace.analysis.moves.ledger_rows import local_links
+from hoptrace.analysis.moves.movecover import covered, length_within
 from hoptrace.analysis.query import query_with
 from hoptrace.analysis.text import bytes_text, counted, percent
 from hoptrace.platform import Link, graph_of
@@ -69,7 +70,8 @@ class LinkWay:
     moves say of the counter's spans; ``protocol_bytes``: what packets add to that (assumed); ``unexplained_bytes``: counter less
     both (negative: the moves tell more than the wire carried). ``mean`` and ``peak``: utilisation over the time that is covered,
     and in the fullest of at most 240 bins of ``bin_ns``; ``busy_ns``: time in bins over 80 %, ``busy``: when (at most 20
-    stretches); ``told_by``: counter or moves. ``says``: in a sentence.
+    stretches); ``told_by``: counter or moves. ``at_least``: not all moves were recorded or say their bytes, so what they explain
+    is a lower bound, and what is unexplained an upper one. ``says``: in a sentence.
     """
 
     way: str
@@ -87,6 +89,7 @@ class LinkWay:
     bin_ns: int
     told_by: str | None
     says: str
+    at_least: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f: getattr(self, f) for f in self.__slots__ if f not in ("counter", "mean", "peak")}
@@ -116,9 +119,11 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
         InputError: a table is damaged.
     """
     links = graph_of(trace.manifest).links
-    span = _extent(trace)
+    when = covered(trace)
+    span = _extent(trace, when)
     if not links or span is None:
         return [], []
+    lossy = _lossy(trace)
     relations = {
         "ends": pl.DataFrame(
             [(k.name, k.a, k.b) for k in links.values()], schema=dict.fromkeys(("link", "a", "b"), pl.String), orient="row"
@@ -129,7 +134,7 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
             orient="row",
         ),
         "rated": pl.DataFrame({"link": [k.name for k in links.values() if k.bytes_per_s]}, schema={"link": pl.String}),
-        "span": pl.DataFrame([_covered(trace, span)], schema={"from_ns": pl.Int64, "to_ns": pl.Int64}, orient="row"),
+        "span": pl.DataFrame([span] if when is None else when, schema={"from_ns": pl.Int64, "to_ns": pl.Int64}, orient="row"),
         "grid": pl.DataFrame(
             [(span[0], max(1, -(-(span[1] - span[0]) // BINS)), BINS)],
             schema={"from_ns": pl.Int64, "width_ns": pl.Int64, "bins": pl.Int64},
@@ -145,15 +150,18 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
     out = [
         LinkUse(
             k.name, k.kind, k.a, k.b, k.bytes_per_s,
-            _ways(k, "loopback" if k.name in local else k.kind, *(f.filter(pl.col("link") == k.name) for f in found)),
+            _ways(
+                k, "loopback" if k.name in local else k.kind, *(f.filter(pl.col("link") == k.name) for f in found), when, lossy,
+            ),
         )
         for k in links.values()
     ]  # fmt: skip
     return out, _elsewhere(out)
 
 
-def _extent(trace: Trace) -> tuple[int, int] | None:
-    """From the first to the last instant of moves: the window of the bins."""
+def _extent(trace: Trace, when: Sequence[tuple[int, int]] | None) -> tuple[int, int] | None:
+    """The window of the bins: the time in which moves were recorded, as far as it has an end; else from the first to the last
+    instant of moves."""
     found = trace.table("moves").select(
         pl.col("start_ns").min().alias("low"), pl.max_horizontal(pl.col("start_ns").max(), pl.col("end_ns").max()).alias("high")
     )
@@ -163,28 +171,37 @@ def _extent(trace: Trace) -> tuple[int, int] | None:
     lows, highs = [x for x in (low, first) if x is not None], [x for x in (high, last) if x is not None]
     if not lows or not highs:
         return None
-    return (low, high + 1) if low is not None and high is not None else (min(lows), max(highs) + 1)
+    if low is None or high is None:
+        return min(lows), max(highs) + 1
+    if when:
+        return min(low, when[0][0]), max(high + 1, when[-1][1] if when[-1][1] < 1 << 62 else 0)
+    return low, high + 1
 
 
-def _covered(trace: Trace, span: tuple[int, int]) -> tuple[int, int]:
-    """When moves were recorded: by the coverage, else from the first to the last of them."""
-    rows = trace.table("coverage").filter(pl.col("table") == "moves").select("from_ns", "to_ns").collect()
-    if not rows.height:
-        return span
-    last = rows["to_ns"].max()
-    return int(rows["from_ns"].min()), (1 << 62) if rows["to_ns"].null_count() else int(last)  # type: ignore[arg-type]
+def _lossy(trace: Trace) -> bool:
+    """Whether the coverage says that not all moves were recorded while somebody recorded them."""
+    rows = trace.table("coverage").filter((pl.col("table") == "moves") & (pl.col("fraction") < 1)).select(pl.len())
+    return bool(rows.collect().item())
 
 
-def _ways(link: Link, kind: str | None, crossed: pl.DataFrame, counters: pl.DataFrame, bins: pl.DataFrame) -> list[LinkWay]:
+def _ways(
+    link: Link,
+    kind: str | None,
+    crossed: pl.DataFrame,
+    counters: pl.DataFrame,
+    bins: pl.DataFrame,
+    when: Sequence[tuple[int, int]] | None,
+    lossy: bool,
+) -> list[LinkWay]:
     told = [r for r in counters.to_dicts() if r["samples"]]
     undirected = any(not r["direction"] for r in told) or "" in crossed["way"].to_list()
     if not told and not crossed.height:
         return []
     if undirected:
-        return [_way(link, kind, "both", ("ab", "ba", ""), crossed, told, bins)]
+        return [_way(link, kind, "both", ("ab", "ba", ""), crossed, told, bins, when, lossy)]
     named = {"ab": f"{link.a or '?'} → {link.b or '?'}", "ba": f"{link.b or '?'} → {link.a or '?'}"}
     seen = {r["way"] for r in crossed.to_dicts()} | {_WAY.get(r["direction"], "") for r in told}
-    return [_way(link, kind, named[w], (w,), crossed, told, bins) for w in ("ab", "ba") if w in seen]
+    return [_way(link, kind, named[w], (w,), crossed, told, bins, when, lossy) for w in ("ab", "ba") if w in seen]
 
 
 _WAY = {"tx": "ab", "write": "ab", "rx": "ba", "read": "ba"}
@@ -198,6 +215,8 @@ def _way(
     crossed: pl.DataFrame,
     told: list[dict[str, Any]],
     bins: pl.DataFrame,
+    when: Sequence[tuple[int, int]] | None,
+    lossy: bool,
 ) -> LinkWay:
     moved = crossed.filter(pl.col("way").is_in(ways))
     by_basis: dict[str, int] = {}
@@ -212,10 +231,12 @@ def _way(
         back = ways if len(ways) > 1 else tuple(w for w in ("ab", "ba") if w not in ways)
         protocol = _protocol(kind, moved, explained, crossed.filter(pl.col("way").is_in(back)), _inside(row, back))
         unexplained = counter.bytes - explained - (protocol or 0)
-    mean, peak, busy_ns, busy, width, told_by = _utilisation(link, ways, bins, counter)
+    mean, peak, busy_ns, busy, width, told_by = _utilisation(link, ways, bins, counter, when)
+    unknown = int(moved["bytes_unknown"].sum())
+    partly = lossy or unknown > 0
     return LinkWay(
-        name, by_basis, int(moved["bytes_unknown"].sum()), transfers, counter, explained, protocol, unexplained, mean, peak,
-        busy_ns, busy, width, told_by, _says(link, kind, counter, explained, protocol, unexplained, by_basis),
+        name, by_basis, unknown, transfers, counter, explained, protocol, unexplained, mean, peak,
+        busy_ns, busy, width, told_by, _says(link, kind, counter, explained, protocol, unexplained, at_least=partly), partly,
     )  # fmt: skip
 
 
@@ -287,7 +308,7 @@ def _doubt(row: Mapping[str, Any]) -> str | None:
 
 
 def _utilisation(
-    link: Link, ways: tuple[str, ...], bins: pl.DataFrame, counter: Counter | None
+    link: Link, ways: tuple[str, ...], bins: pl.DataFrame, counter: Counter | None, when: Sequence[tuple[int, int]] | None
 ) -> tuple[float | None, float | None, int | None, list[tuple[int, int]], int, str | None]:
     by_counter = counter is not None and counter.bytes is not None
     mine = bins.filter(pl.col("told_by") == ("counter" if by_counter else "moves"))
@@ -304,7 +325,11 @@ def _utilisation(
     rate = link.bytes_per_s
     if not rate:
         return None, None, None, [], width, told_by
-    time = pl.col("counted_ns").clip(0, width) if by_counter else pl.lit(width, dtype=pl.Int64)
+    if by_counter:
+        time = rows["counted_ns"].clip(0, width)
+    else:  # what was not recorded is no idle time
+        ends = rows.select("from_ns", "to_ns").iter_rows()
+        time = pl.Series([width if when is None else length_within(when, a, z) for a, z in ends], dtype=pl.Int64)
     rows = rows.with_columns(time.alias("time")).filter(pl.col("time") > 0)
     if not rows.height:
         return None, None, None, [], width, told_by
@@ -333,13 +358,14 @@ def _says(
     explained: int | None,
     protocol: int | None,
     unexplained: int | None,
-    moved: Mapping[str, int],
+    *,
+    at_least: bool,
 ) -> str:
     if counter is None:
         return "No counter of it was recorded: what moves do not tell is unknown." if link.entity else "No counter belongs to it."
     if counter.bytes is None or explained is None or unexplained is None:
         return f"Its counter {counter.name} is of no use: {counter.why}."
-    said = f"Its counter saw {bytes_text(counter.bytes)}; moves explain {bytes_text(explained)}"
+    said = f"Its counter saw {bytes_text(counter.bytes)}; moves explain {'at least ' if at_least else ''}{bytes_text(explained)}"
     said += f", packets add some {bytes_text(protocol)} (assumed)" if protocol is not None else ", what packets add is unknown"
     if unexplained < -_SAME * max(counter.bytes, explained):
         said += f". The moves tell {bytes_text(-unexplained)} more than it carried: "
@@ -348,7 +374,11 @@ def _says(
         return said + "that much took another way."
     if not counter.bytes:
         return said + "."
-    return said + f"; {bytes_text(max(0, unexplained))} ({percent(max(0, unexplained) / counter.bytes)}) is unexplained."
+    most = "at most " if at_least else ""
+    more = " Not all moves were recorded with their bytes." if at_least else ""
+    return (
+        said + f"; {most}{bytes_text(max(0, unexplained))} ({percent(max(0, unexplained) / counter.bytes)}) is unexplained.{more}"
+    )
 
 
 def _elsewhere(links: list[LinkUse]) -> list[str]:

@@ -53,7 +53,8 @@ TERMS: tuple[Term, ...] = (
         "link utilisation",
         "share of capacity",
         "bytes in one direction ÷ (bytes_per_s of the link × time); peak: the fullest of at most 240 bins; busy: bins over 80 %",
-        "By the link's counters where it has some, else by the recorded moves, each spread evenly over its time.",
+        "By the link's counters where it has some, else by the recorded moves, each spread evenly over its time, over the time "
+        "in which moves were recorded.",
     ),
     Term(
         "unexplained_bytes",
@@ -61,7 +62,8 @@ TERMS: tuple[Term, ...] = (
         "unexplained link bytes",
         "bytes",
         "bytes counted on the link - bytes that moves say crossed it - what packets add (assumed, by the kind of the link)",
-        "Over the spans between counter samples within the coverage of the moves. Negative: the moves tell more than the wire "
+        "Over the spans between counter samples in which all who record moves did so. At most so much where some moves do not "
+        "say their bytes or were lost. Negative: the moves tell more than the wire "
         "carried, so the data took another way, or stayed in a cache before a memory. Null where the counter is absent, falls "
         "without a restart, or is a gauge.",
     ),

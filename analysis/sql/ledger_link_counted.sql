@@ -1,5 +1,5 @@
 -- Totals of each byte counter of a link over the spans that lie within the time in which moves were recorded, and what the recorded
--- moves say crossed the link in those very spans. Relation `span` (from_ns, to_ns: the moves' coverage); views `crossings`, `spans`.
+-- moves say crossed the link in those very spans. Relation `span` (from_ns, to_ns: the stretches, apart, in which moves were recorded); views `crossings`, `spans`.
 -- Spans that touch are one stretch. A move's bytes are spread evenly over its time: at an edge of a stretch the moves that have ended
 -- count whole, those under way in proportion; what happens at one instant belongs to the stretch that begins there.
 WITH inside AS (

@@ -1,7 +1,8 @@
 -- What the byte counters of links counted between neighbouring samples. Relation `watched`: link, entity, bytes_per_s.
 -- cumulative: the increase within one incarnation. A fall is a wrap where the width is known and the wrapped increase is one that the
 -- link can carry (1.2 times its rate; of a link of unknown rate: under half of the range); any other fall counts nothing (`fall`).
--- delta: the value since the sample before. rate: the value times its window, else times the time since the sample before.
+-- delta: the value since the sample before. rate: the value times its window, else times the time since the sample before; of a
+-- window that reaches behind the sample before, what lies behind it has been counted.
 -- A value below 0 is none (some sources write -1 for unknown). way: sent and written go from the link's end a to b.
 WITH s AS (
   SELECT w.link, w.bytes_per_s, coalesce(host, '') AS host, name, coalesce(direction, '') AS direction, coalesce(incarnation, '') AS life,
@@ -18,7 +19,7 @@ WITH s AS (
 ), grown AS (
   SELECT *,
          CASE WHEN semantics = 'delta' THEN value
-              WHEN semantics = 'rate' THEN value * coalesce(window_ns, time_ns - since_ns) / 1e9
+              WHEN semantics = 'rate' THEN value * least(coalesce(window_ns, time_ns - since_ns), coalesce(time_ns - since_ns, window_ns)) / 1e9
               WHEN semantics <> 'cumulative' OR before IS NULL OR life <> old_life THEN NULL
               WHEN whole >= whole_before THEN (whole::HUGEINT - whole_before)::DOUBLE
               WHEN value >= before THEN value - before
@@ -29,7 +30,7 @@ WITH s AS (
 )
 SELECT link, host, name, direction, CASE direction WHEN 'tx' THEN 'ab' WHEN 'write' THEN 'ab' WHEN 'rx' THEN 'ba' WHEN 'read' THEN 'ba'
             ELSE '' END AS way, semantics, 'ok' AS status,
-       CASE WHEN semantics = 'rate' AND window_ns IS NOT NULL THEN time_ns - window_ns ELSE since_ns END AS start_ns, time_ns AS end_ns, bytes,
+       CASE WHEN semantics = 'rate' AND window_ns IS NOT NULL THEN greatest(time_ns - window_ns, since_ns) ELSE since_ns END AS start_ns, time_ns AS end_ns, bytes,
        semantics = 'cumulative' AND before IS NOT NULL AND life = old_life AND bytes IS NULL AS fall,
        semantics = 'cumulative' AND old_life IS NOT NULL AND life <> old_life AS anew
 FROM grown
