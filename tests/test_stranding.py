@@ -457,3 +457,41 @@ def test_terms_are_whole() -> None:
 
 def test_the_reference_itself() -> None:
     assert now(A, 20) == Now(60) and now(A, 85) == Now(0) and now(B, 70).used == 0
+
+
+def test_a_hole_in_the_coverage_is_neither_idle_nor_stranded() -> None:
+    """`b` holds 20 of 100 tokens for 10 s while `a`, full, lets requests wait for 5 s; from 3 s to 7 s nobody saw `b`."""
+    second = 1_000_000_000
+    shape = {"layers": 1, "kv_heads": 1, "head_size": 1, "kv_dtype": "f16", "kv_capacity_tokens": 100, "max_sequences": 4}
+    both = Manifest(origin="recorded", servers=[Server(name=n, **shape) for n in "ab"])  # type: ignore[arg-type]
+
+    def step(server: str, i: int, used: int) -> dict[str, Any]:
+        return {
+            "server": server, "step": i, "start_ns": i * second, "end_ns": (i + 1) * second, "prefill_requests": 0,
+            "prefill_tokens": 0, "prefill_context_tokens": 0, "decode_requests": 1, "decode_tokens": 1,
+            "decode_context_tokens": used - 1, "running": 1, "waiting": int(server == "a" and i >= 5), "kv_used_tokens": used,
+            "kv_capacity_tokens": 100, "origin": "observed",
+        }  # fmt: skip
+
+    a = [step("a", i, 100) for i in range(10)]
+    b = [step("b", i, 20) for i in range(10)]
+    seen = [(0, 3), (7, 10)]
+    stretches = [("a", 0, 10), *(("b", low, high) for low, high in seen)]
+    cover = [{"table": "steps", "server": s, "from_ns": x * second, "to_ns": y * second} for s, x, y in stretches]
+    mine = [s for s in b if not 3 <= s["step"] < 7]
+    # Who was there is known: nobody, as it seems, from 3 s to 7 s.
+    stay = {"stage": 0, "server": "b", "enqueued_ns": 0}
+    stays = [stay | {"request": i, "scheduled_ns": x * second, "end_ns": y * second} for i, (x, y) in enumerate(seen)]
+    runs = [
+        {"request": i, "server": "b", "first_step": x, "last_step": y - 1, "phase": "decode"} for i, (x, y) in enumerate(seen)
+    ]
+    whole = stranding(MemoryTrace({"steps": a + b}, both)).spaces[1]
+    assert (whole.covered_ns, whole.mean, whole.idle_x_ns, whole.stranded_x_ns) == (
+        10 * second, 20 * BYTES, 800 * BYTES * second, 400 * BYTES * second,
+    )  # fmt: skip
+    found = stranding(MemoryTrace({"steps": a + mine, "stages": stays, "residency": runs, "coverage": cover}, both))
+    x = found.spaces[1]
+    assert (x.covered_ns, x.recorded_ns, x.mean) == (6 * second, 10 * second, 20 * BYTES)
+    assert (x.idle_x_ns, x.stranded_x_ns) == (480 * BYTES * second, 240 * BYTES * second)
+    assert found.pool is not None and found.pool.common_ns == 6 * second
+    laws(found)

@@ -2,7 +2,8 @@
 
 A step says at its start what is in use during it. Between two steps it is what both leave room for: the lesser of their values
 (who ended with the first gave back what he had, the second took what its newcomers need), or nothing where no request was there.
-Nobody speaks for a gap in which it is not known whether somebody was there, nor for a time in which the server was away.
+Nobody speaks for a gap in which it is not known whether somebody was there, nor for a time in which the server was away or nobody
+recorded its steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from hoptrace.analysis.latency.serverstate import server_state
+from hoptrace.analysis.latency.serverstate import ServerState, server_state
 from hoptrace.analysis.memory.stranding_exact import MOST_NS, MOST_TOKENS, Ints
 from hoptrace.analysis.memory.stranding_pieces import Next, Pieces, columns, pieces_of
 from hoptrace.analysis.memory.stranding_rank import Rank, occupied
@@ -111,7 +112,7 @@ def _ranks(trace: Trace, source: StepSource, spans: pl.DataFrame, stays: pl.Data
         state = server_state(trace, server)
         ranks.append(
             replace(
-                _rank(trace.manifest.server(server), server, (state.away_start, state.away_end)),
+                _rank(trace.manifest.server(server), server, _unseen(state, told)),
                 dp_rank=dp,
                 name=f"{server}/{dp}" if server in several else server,
                 from_ns=min([r["start_ns"], *told["from_ns"].to_list()]),
@@ -124,6 +125,17 @@ def _ranks(trace: Trace, source: StepSource, spans: pl.DataFrame, stays: pl.Data
             )
         )
     return ranks
+
+
+def _unseen(state: ServerState, told: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """When the server was away, and the holes between the stretches in which somebody recorded its steps."""
+    spans = told.select("from_ns", "to_ns").sort("from_ns")
+    begin, reach = spans["from_ns"].to_numpy(), spans["to_ns"].cum_max().to_numpy()
+    hole = begin[1:] > reach[:-1]
+    return (
+        np.concatenate([state.away_start, reach[:-1][hole]]).astype(np.int64),
+        np.concatenate([state.away_end, begin[1:][hole]]).astype(np.int64),
+    )
 
 
 def _with_samples(trace: Trace, ranks: list[Rank]) -> list[Rank]:

@@ -25,7 +25,7 @@ class Rank:
     ``from_ns``/``to_ns``: what was recorded of it. ``capacity_tokens``: the manifest's, for steps that don't say it.
     ``occupied``: first and last steps of the stretches in which requests were there, ascending; where nobody says who was in the
     steps, ``stays`` has the moments at which requests came into the space and left it, each ascending; null: neither is known.
-    ``away``: when the server was not there.
+    ``away``: when the server was not there, or nobody recorded it.
     """
 
     server: str
