@@ -181,15 +181,22 @@ def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
         return f"None of its {others:,} requests is known to have finished: the trace shows their work, and no latency."
     shares = a.shares["all"]
     carried = "carrying data cannot be seen" if shares["carrying"] is None else f"{percent(shares['carrying'])} carrying data"
-    worked = (
-        "work cannot be told apart" if shares["work"] is None else f"{percent(shares['work'])} work (arithmetic and own memory)"
-    )
+    worked = "work cannot be told apart" if shares["work"] is None else f"{percent(shares['work'])} work ({_work_text(a)})"
     requests = "the one finished request's" if a.finished == 1 else f"the {a.finished:,} finished requests'"
     text = f"Of {requests} time {_coordination_text(arranged)}, {carried}, {worked}"
     rest = [(k, v) for k, v in shares.items() if v is not None and k not in ("coordination", "carrying", "work")]
     named = [f"{percent(v)} {k}" for k, v in sorted(rest, key=lambda x: -x[1]) if v >= 0.005]
     text += f"; the rest is {_joined(named)}." if named else "."
     return f"{text}{_moved_text(moved)}"
+
+
+def _work_text(a: Accounting) -> str:
+    """What counts as work: without steps, or with such as touch, more is in it than arithmetic."""
+    if a.steps_origin is None:
+        return "prefill and decode, host time and interference in them"
+    if a.compositions["all"].parts["host_gap"] is None:
+        return "arithmetic, own memory, and host time that is not told apart"
+    return "arithmetic and own memory"
 
 
 def _moved_text(moved: Ledger) -> str:
@@ -199,7 +206,8 @@ def _moved_text(moved: Ledger) -> str:
         seen = _of_basis(moved.per_token(memory=False), basis)
         if seen and seen["bytes"] is not None:
             moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
-            bound = "at least " if _of_basis(moved.totals(memory=False), basis)["bytes_unknown"] else ""  # type: ignore[index]
+            whole = _of_basis(moved.totals(memory=False), basis) or {}
+            bound = "at least " if whole.get("bytes_unknown") or whole.get("partly") else ""
             said.append(f"{count_text(moves)} transfers of together {bound}{bytes_text(seen['bytes'])} ({basis})")
             break
     own = _of_basis(moved.per_token(memory=True), "derived")

@@ -42,7 +42,8 @@ def goodput_sql(slo: Mapping[str, int] = EXAMPLE_SLO) -> str:
     """The query for limits in ns; KeyError for a limit on ``itl_…``, which is not computed by a query."""
     met = "\n           AND ".join(f"coalesce({_LIMIT_SQL[n]} <= {limit}, false)" for n, limit in slo.items())
     return f"""\
-SELECT sum(met::INT) / nullif(count(*) * any_value(ran), 0) AS share, sum(met::INT) * 1e9 / nullif({_RATE_DONE}, 0) AS per_s,
+SELECT sum(met::INT) / nullif(count(*) * any_value(ran), 0) AS share_at_least,
+       sum(met::INT) * 1e9 / nullif({_RATE_DONE}, 0) AS per_s_at_least,
        sum(met::INT)::BIGINT AS met, count(*) AS arrived
 FROM (
   SELECT arrival_ns, finish_ns, {FINISHED} AS done, max((finish_ns IS NOT NULL OR error IS NOT NULL)::INT) OVER () AS ran,
@@ -161,7 +162,7 @@ FIELD_METRICS: dict[str, Metric] = {
             "Requests a second that met the service level objective: `hoptrace report T.trace --slo ttft=500ms,tpot=50ms`. "
             "Failed and unfinished requests met nothing; an answer of one token has no time between tokens, so it meets limits "
             "on TPOT and ITL. A limit on ITL is one on a statistic of the request's own ITLs (itl_p99). Share: of all requests "
-            "that arrived. Where a figure of some request is unknown, only lower bounds are given.",
+            "that arrived. Where a figure of some request is unknown, only lower bounds are given; the query gives no others.",
             goodput_sql(),
         ),
         Metric(

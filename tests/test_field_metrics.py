@@ -144,7 +144,7 @@ def test_goodput_by_sql(path: Path, limits: str) -> None:
     assert g is not None
     row = trace.sql(goodput_sql(slo)).row(0, named=True)
     assert (row["met"], row["arrived"]) == (g.met, g.arrived)
-    assert row["share"] == pytest.approx(g.share_at_least) and row["per_s"] == pytest.approx(g.per_s_at_least)
+    assert row["share_at_least"] == pytest.approx(g.share_at_least) and row["per_s_at_least"] == pytest.approx(g.per_s_at_least)
     if limits.startswith("ttft=500ms"):
         assert row == trace.sql(FIELD_METRICS["goodput"].sql).row(0, named=True)
 
@@ -167,7 +167,7 @@ def test_a_workload_that_nobody_ran_has_no_goodput() -> None:
     trace = hoptrace.open(sample("azure-2023-conv"))
     f = field_metrics(trace, slo=parse_slo("ttft=1s"))
     assert f.goodput is None and any("goodput is unknown" in u for u in f.unseen)
-    assert trace.sql(goodput_sql(parse_slo("ttft=1s")))["share"].item() is None
+    assert trace.sql(goodput_sql(parse_slo("ttft=1s")))["share_at_least"].item() is None
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------------

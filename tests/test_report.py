@@ -219,6 +219,23 @@ def test_coordination_carrying_and_work_come_first() -> None:
     assert "(counted)" in said and "(derived)" in said
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (("requests", "stages", "tokens", "steps", "residency"), "work (arithmetic and own memory)"),
+        (("requests", "stages", "tokens"), "work (arithmetic, own memory, and host time that is not told apart)"),
+        (("requests", "stages"), "work (prefill and decode, host time and interference in them)"),
+    ],
+)
+def test_what_counts_as_work_is_said_as_far_as_it_is_known(known: tuple[str, ...], said: str) -> None:
+    """AIPerf's export knows tokens alone: "100 % arithmetic and own memory" would be a claim that nothing supports."""
+    trace = small_trace()
+    rows = {t: trace.table(t).collect().to_dicts() for t in known}
+    for row in rows["requests"] + rows["stages"]:
+        row.pop("engine_first_token_ns", None)
+    assert said in report(MemoryTrace(rows, trace.manifest), sections=()).headline
+
+
 def test_a_platform_and_ceilings_reach_the_layers() -> None:
     rates = {"name": "toy", "flops_per_s": 1e12, "memory_bytes_per_s": 1e11}
     ceiling = Ceiling("host", "with host cost zero", e2e=2.6)

@@ -85,9 +85,10 @@ class Accounting:
 
     @cached_property
     def ttft_parts(self) -> pl.DataFrame:
-        """The same up to the first token: request, arrival_ns, first_token_ns, ttft_ns (first token − arrival, the client's where
-        it was seen there) and the parts, which add up to ttft_ns exactly. Once a request's prompt is computed its first token is
-        on its way: that is `delivery` here, whatever steps go on meanwhile. Requests whose first token is unknown have no row."""
+        """The same up to the first token: request, arrival_ns, first_token_ns, ttft_ns (first token − arrival, as TTFT has it)
+        and the parts, which add up to ttft_ns exactly. Once a request's prompt is computed its first token is on its way: that
+        is `delivery` here, whatever steps go on meanwhile. Requests that TTFT leaves out, since nobody outside saw their first
+        token, have no row."""
         return self._store.whole("ttft", ["request", "arrival_ns", "first_token_ns", "ttft_ns", *(p.column for p in PARTS)])
 
     @cached_property

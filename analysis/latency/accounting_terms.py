@@ -25,8 +25,8 @@ TERMS: tuple[Term, ...] = (
         "Parts of the time to the first token",
         "ns",
         "the parts' time before first_token_ns; Σ = first_token_ns − arrival_ns exactly",
-        "What a user waits for until the first token. Once the prompt is computed the token is on its way: that is delivery, "
-        "whatever steps go on meanwhile.",
+        "What a user waits for until the first token, of the requests that TTFT is told of. Once the prompt is computed the "
+        "token is on its way: that is delivery, whatever steps go on meanwhile.",
     ),
     Term(
         "accounting_level",

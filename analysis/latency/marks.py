@@ -49,8 +49,10 @@ _REQUEST = (
 
 def read_requests(trace: Trace, within: tuple[int, int] | None = None) -> pl.DataFrame:
     """The requests' stamps and lengths, ascending, with first and last token taken from `tokens`, else the first from the engine,
-    where the row does not say them. ``within``: only of requests ``low ≤ request < high``."""
-    requests = _rows(trace, "requests", within).select(_REQUEST).sort("request").collect()
+    where the row does not say them; ``ttft_token_ns`` is the row's own, of which TTFT is told. ``within``: only of requests
+    ``low ≤ request < high``."""
+    own = pl.col("first_token_ns").alias("ttft_token_ns")
+    requests = _rows(trace, "requests", within).select(*_REQUEST, own).sort("request").collect()
     unknown = requests.filter(pl.col("first_token_ns").is_null() | pl.col("last_token_ns").is_null())["request"]
     if unknown.len():
         low, high = int(unknown[0]), int(unknown[-1]) + 1

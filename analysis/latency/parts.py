@@ -65,8 +65,9 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "queue_kv", "capacity", "queue, no KV space",
-        "In the engine's queue while a slot was free, but the KV places left were too few for the first in the queue.",
-        "steps.kv_used_tokens, kv_capacity_tokens; stages.enqueued_ns, scheduled_ns",
+        "In the engine's queue while a slot was free, but the KV places left were too few for the first in the queue: who was "
+        "preempted, else who waits longest.",
+        "steps.kv_used_tokens, kv_capacity_tokens, preempted, queued_decode_context_tokens; stages.enqueued_ns, scheduled_ns",
     ),
     Part(
         "queue_budget", "capacity", "queue, no token budget",
@@ -102,7 +103,10 @@ PARTS: tuple[Part, ...] = (
         "steps, residency, a step cost that can be fitted",
     ),
     Part("skipped", "coordination", "left out of steps", "It holds a place, and a step runs without it.", "steps, residency"),
-    Part("preempted", "capacity", "preempted", "It lost its place and waits to get it back.", "steps.preempted, or residency"),
+    Part(
+        "preempted", "capacity", "preempted",
+        "It lost its place and waits to get it back, until the step that takes it up again.", "steps.preempted, or residency",
+    ),
     Part("recompute", "repeated work", "recomputed", "In steps that compute tokens of it a second time.", "residency or waits"),
     Part("transfer", "carrying", "transfer", "Outside steps, while its KV or other state is carried.", "moves or waits"),
     Part(

@@ -57,7 +57,7 @@ def account_for(
         [full[k] for k in keys],
         keys,
         model,
-        requests["first_token_ns"],
+        requests["ttft_token_ns"],
         spans=spans,
     )
 
