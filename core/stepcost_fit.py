@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy.optimize import nnls
 
 from hoptrace.errors import InputError
+from hoptrace.nnls import nnls
 from hoptrace.stepcost import FEATURES, StepCost, features_array
 
 __all__ = ["fit_steps"]
@@ -87,8 +87,7 @@ def _solve(x: _Array, y: _Array, weight: _Array) -> _Array:
     # With y as a last column, R holds Qᵀy too, and Q itself need not be made.
     k = x.shape[1]
     r: _Array = np.linalg.qr(np.column_stack([a / scale, b]), mode="r")  # type: ignore[assignment]
-    beta, _ = nnls(r[:k, :k], r[:k, k])
-    return beta / scale  # type: ignore[no-any-return]
+    return nnls(r[:k, :k], r[:k, k]) / scale  # type: ignore[no-any-return]
 
 
 def _robust(x: _Array, y: _Array) -> tuple[_Array, _Mask]:
@@ -214,7 +213,7 @@ def _bootstrap(x: _Array, y: _Array, block: np.ndarray[Any, Any], beta: _Array) 
         times = np.bincount(rng.integers(0, len(blocks), len(blocks)), minlength=len(blocks)).astype(np.float64)
         g = np.tensordot(times, gram, 1) + 1e-10 * np.eye(k)
         low = np.linalg.cholesky(g)
-        drawn = nnls(low.T, np.linalg.solve(low, times @ right))[0] / scale
+        drawn = nnls(low.T, np.linalg.solve(low, times @ right)) / scale
         total = float(times @ x_sum @ drawn)
         if total > 0:
             draws.append(drawn * float(times @ y_sum) / total)

@@ -36,7 +36,7 @@ from hoptrace.stepcost import StepCost, known_cost
 __all__ = ["Accounting", "account"]
 
 T = TypeVar("T")
-_BATCH = 32_768  # requests accounted for at a time
+_BATCH = 65_536  # requests accounted for at a time
 _HELD = 200_000  # requests whose parts are kept in memory
 _ERRORS = ["interference_se_ns", "prefill_interference_se_ns", "decode_interference_se_ns"]
 
@@ -70,6 +70,7 @@ class Accounting:
     cost: StepCost | None = field(default=None, repr=False)
     interference_se_ns: float | None = None
     _store: PartStore = field(default_factory=lambda: PartStore(False), repr=False, compare=False)
+    _first: Callable[[], PartStore] | None = field(default=None, repr=False, compare=False)
     _spans: Callable[[], pl.DataFrame] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -89,7 +90,7 @@ class Accounting:
         and the parts, which add up to ttft_ns exactly. Once a request's prompt is computed its first token is on its way: that
         is `delivery` here, whatever steps go on meanwhile. Requests that TTFT leaves out, since nobody outside saw their first
         token, have no row."""
-        return self._store.whole("ttft", ["request", "arrival_ns", "first_token_ns", "ttft_ns", *(p.column for p in PARTS)])
+        return self._ttft_store.whole("ttft", ["request", "arrival_ns", "first_token_ns", "ttft_ns", *(p.column for p in PARTS)])
 
     @cached_property
     def interference_se(self) -> pl.DataFrame:
@@ -120,7 +121,11 @@ class Accounting:
 
     @cached_property
     def _ttft_ranked(self) -> Ranked:
-        return Ranked(self._store.pieces("ttft"), "ttft")
+        return Ranked(self._ttft_store.pieces("ttft"), "ttft")
+
+    @cached_property
+    def _ttft_store(self) -> PartStore:
+        return self._store if self._first is None else self._first()
 
     @cached_property
     def compositions(self) -> dict[str, Composition]:
@@ -156,6 +161,7 @@ def account(
     steps: StepSource | Steps | None = None,
     batch: int = _BATCH,
     held: int = _HELD,
+    ttft: bool = True,
 ) -> Accounting:
     """Account for the time of every finished request without error.
 
@@ -164,6 +170,7 @@ def account(
         cost: step cost to split mixed steps by; where it is not given, the one that the manifest names, else fitted to the steps.
         steps: what :func:`hoptrace.step_source.step_source` (or ``steps_of``) gave, if the caller has it.
         batch: requests accounted for at a time. held: requests whose parts are kept in memory.
+        ttft: account up to the first token as well; otherwise that is done when it is first asked for, in a pass of its own.
 
     Raises:
         InputError: a table is damaged.
@@ -188,9 +195,16 @@ def account(
     scope = Scope(trace, access, model, keys, stays)
     sight = sight_of(trace, source, model.phases if model is not None else frozenset(), scope.told())
 
-    def one(low: int, high: int, spans: bool = False) -> _Batch:
+    def one(low: int, high: int, spans: bool = False, ttft: bool = ttft) -> _Batch:
         requests = read_requests(trace, (low, high))
-        return _account(trace, requests, (low, high), residency(low, high), scope, stays, keys, model, sight, spans)
+        return _account(trace, requests, (low, high), residency(low, high), scope, stays, keys, model, sight, spans, ttft)
+
+    def first() -> PartStore:
+        store = PartStore(many > held)
+        for found in _each(ranges, lambda low, high: one(low, high, ttft=True)):
+            if found.ttft is not None:
+                store.add("ttft", found.ttft)
+        return store
 
     def spans() -> pl.DataFrame:
         return pl.concat([s for b in _each(ranges, lambda low, high: one(low, high, True)) for s in b.spans])
@@ -199,7 +213,8 @@ def account(
     facts, totals = [], _Totals()
     for found in _each(ranges, one):
         store.add("parts", found.parts)
-        store.add("ttft", found.ttft)
+        if found.ttft is not None:
+            store.add("ttft", found.ttft)
         facts.append(found.facts)
         totals.add(found)
     whole = pl.concat(facts)
@@ -228,6 +243,7 @@ def account(
         cost=model.cost if model is not None else None,
         interference_se_ns=se,
         _store=store,
+        _first=None if ttft else first,
         _spans=spans,
     )
 
@@ -237,7 +253,7 @@ class _Batch:
     """What was found of some requests: ``parts`` and ``ttft`` with their standard errors, as in :class:`Accounting`."""
 
     parts: pl.DataFrame
-    ttft: pl.DataFrame
+    ttft: pl.DataFrame | None
     facts: pl.DataFrame
     spans: list[pl.DataFrame]
     failed: int
@@ -316,6 +332,7 @@ def _account(
     model: Model | None,
     sight: Sight,
     spans: bool,
+    ttft: bool,
 ) -> _Batch:
     failed = requests["error"].is_not_null()
     unfinished = requests["finish_ns"].is_null() & ~failed
@@ -329,22 +346,26 @@ def _account(
     by_server, runs, full = scope.look(span, residency)
     own = stays.of(*within)
     waits = read_waits(trace, within)
-    passes = [account_for(part, own, runs, waits, keys, by_server, full, model, spans) for part in in_passes(whole)]
+    passes = [account_for(part, own, runs, waits, keys, by_server, full, model, spans, ttft) for part in in_passes(whole)]
     raw = pl.concat([p.parts for p in passes])
     facts = facts_of(raw, whole, own, runs, sight)
     parts = shown(raw, facts, sight)
-    ttft = unseen_too(pl.concat([p.ttft for p in passes]), parts)
     error = pl.concat([p.error for p in passes])
-    # Before the first token nothing is decoded.
-    before = error.select(
-        "request", "prefill_interference_se_ns", pl.col("prefill_interference_se_ns").alias("interference_se_ns")
-    )
+    until_first = [p.ttft for p in passes if p.ttft is not None]
     return _Batch(
         parts=pl.concat([parts, error.drop("request")], how="horizontal"),
-        ttft=ttft.join(before, on="request", how="left", maintain_order="left"),
+        ttft=_until_first(pl.concat(until_first), parts, error) if until_first else None,
         facts=facts.drop("request"),
         spans=[p.spans for p in passes if p.spans is not None],
         failed=int(failed.sum()),
         unfinished=int(unfinished.sum()),
         impossible=done.height - whole.height,
     )
+
+
+def _until_first(ttft: pl.DataFrame, parts: pl.DataFrame, error: pl.DataFrame) -> pl.DataFrame:
+    """With null where ``parts`` has null, and standard errors: before the first token nothing is decoded."""
+    before = error.select(
+        "request", "prefill_interference_se_ns", pl.col("prefill_interference_se_ns").alias("interference_se_ns")
+    )
+    return unseen_too(ttft, parts).join(before, on="request", how="left", maintain_order="left")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from hoptrace.analysis.latency.axis import Axis, Ints, distinct, flatten
+from hoptrace.analysis.latency.axis import Axis, Ints, flatten
 from hoptrace.analysis.latency.fullness import Fullness
 from hoptrace.analysis.latency.interference import PHASES, Model
 from hoptrace.analysis.latency.marks import LABELS, L, Outline
 from hoptrace.analysis.latency.parts import FULL, PART_OF_CAPACITY, PART_OF_WAIT, PARTS
-from hoptrace.analysis.latency.stepline import StepLine
+from hoptrace.analysis.latency.stepline import Busy, StepLine
+from hoptrace.analysis.latency.sweep import sweep
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -24,6 +26,33 @@ _FULL = [L[f"queue_{c}"] for c in FULL]
 _OVER = [L["handover"], L["arranging"]]
 _ARRANGING = [L["queue"], *(L[p.name] for p in PARTS if p.klass == "coordination")]
 _SHOWN = {"prefill_steps": "prefill", "decode_steps": "decode"}
+_NEVER = Busy.of(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+# What the sweep has to tell apart, in its order: labels; then parts, and labels of the parts that a segment may be of several of.
+_CODES = tuple(
+    L[x]
+    for x in ("between", "between_prefill", "between_decode", "prefill", "decode", "delivery", "proxy", "preempted", "recompute",
+              "queue", "arranging", "prefill_steps", "decode_steps")
+)  # fmt: skip
+_COLUMNS = (
+    *(
+        _COLUMN[x]
+        for x in ("prefill", "prefill_interference", "decode", "decode_interference", "host_gap", "skipped", "unexplained",
+                  "queue_room", "handover", "queue_unknown", "delivery", "recompute", *(f"queue_{c}" for c in FULL))
+    ),
+    *(
+        L[x]
+        for x in ("queue_room", "handover", *(f"queue_{c}" for c in FULL), "queue_unknown", "skipped", "host_gap", "unexplained")
+    ),
+)  # fmt: skip
+_PLAIN = (
+    "client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted", "recompute",
+    "host_gap", "skipped", "handover", *(f"queue_{c}" for c in FULL),
+)  # fmt: skip
+_FLAGS = (
+    *(np.isin(np.arange(len(LABELS)), x) for x in (_FULL, _OVER, _ARRANGING)),
+    np.array([_COLUMN[x] if x in _PLAIN else -1 for x in LABELS], dtype=np.int64),
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +60,7 @@ class Evaluation:
     """``parts``, ``spans``, ``ttft`` and ``error`` as in :class:`hoptrace.analysis.latency.accounting.Accounting`."""
 
     parts: pl.DataFrame
-    ttft: pl.DataFrame
+    ttft: pl.DataFrame | None
     spans: pl.DataFrame | None
     error: pl.DataFrame
 
@@ -49,9 +78,10 @@ def evaluate(
     first_token: pl.Series,
     *,
     spans: bool = True,
+    ttft: bool = True,
 ) -> Evaluation:
     """Split the requests on the axis; every array of ``plan``, ``runs`` and ``waits`` is about them only. ``first_token``: when
-    each had its first token (ns). ``spans``: whether to give those too (else null)."""
+    each had its first token (ns). ``spans``, ``ttft``: whether to give those too (else null)."""
     at = axis.find(runs["request"].to_numpy())
     run_start, run_stop = axis.place(at, runs["start_ns"].to_numpy()), axis.place(at, runs["end_ns"].to_numpy())
     chunk, decode, lost_place = ((runs["phase"] == p).to_numpy() for p in ("chunk", "decode", "preempted"))
@@ -84,146 +114,107 @@ def evaluate(
     )
 
     first = _first_tokens(axis, first_token)
-    covers = (plan.cover, working, idle, recorded, repeated)
-    cuts = distinct(np.concatenate([*(c.points for c in covers), axis.base, first[first >= 0]]))
-    a, b = cuts[:-1], cuts[1:]
-    owner = axis.owner(a)
-    base = plan.cover.at(a)
-    real = base >= 0
-    a, b, owner, base = a[real], b[real], owner[real], base[real]
-
-    label = plan.label[base] if len(base) else base
-    line = plan.line[base] if len(base) else base
-    stepped = np.array([s is not None for s in steplines] + [False])[line]  # the last is of no server
-    for name in ("prefill", "decode"):
-        label = np.where(label == L[f"between_{name}"], np.where(stepped, L["between"], L[name]), label)
-    run = np.full(len(a), -1, dtype=np.int64)
-    # Idle runs lie over the outline, waits over both, working runs over all.
-    i = idle.at(a)
-    label, line = np.where(i >= 0, _take(run_label, i), label), np.where(i >= 0, _take(run_line, i), line)
-    w = recorded.at(a)
-    in_delivery = (label == L["delivery"]) & (w >= 0) & (_take(wait_label, w) == L["proxy"])
-    # A place that was lost is waited for because the server is full: `preempted` says more.
-    lost = (label == L["preempted"]) & (w >= 0) & np.isin(_take(wait_label, w), _FULL)
-    # Between a stay's end and the next one's first work, what is arranged is the hand-over, whatever it was for.
-    over = np.isin(label, _OVER) & np.isin(_take(wait_label, w), _ARRANGING)
-    label = np.where((w >= 0) & ~in_delivery & ~lost & ~over, _take(wait_label, w), label)
-    r = working.at(a)
-    label, line = np.where(r >= 0, _take(run_label, r), label), np.where(r >= 0, _take(run_line, r), line)
-    run = np.where(r >= 0, r, run)
-    label = np.where((r >= 0) & (repeated.at(a) >= 0), L["recompute"], label)
-
-    t0, t1 = axis.time(owner, a), axis.time(owner, b)
-    out = np.zeros((len(PARTS), len(a)), dtype=np.int64)
-    length = b - a
-    column = np.full(len(LABELS), -1, dtype=np.int64)
-    for name in ("client", "network_in", "proxy", "transfer", "delivery", "unexplained", "prefill", "decode", "preempted",
-                 "recompute", "host_gap", "skipped", "handover", *(f"queue_{c}" for c in FULL)):  # fmt: skip
-        column[L[name]] = _COLUMN[name]
-    plain = np.flatnonzero(column[label] >= 0)
-    out[column[label[plain]], plain] = length[plain]
-    error = {phase: np.zeros((len(a), model.width if model is not None else 0)) for phase in PHASES}
-    queue, arranging, between = (label == L[x] for x in ("queue", "arranging", "between"))
-    for k in range(len(keys)):
-        here = line == k
-        _queue(out, here & queue, t0, t1, full[k], "queue_room")
-        _queue(out, here & arranging, t0, t1, full[k], "handover")
-        steps = steplines[k]
-        if steps is None:
-            out[_COLUMN["unexplained"]] += np.where(here & between, length, 0)
-            continue
-        _between(out, here & between, t0, t1, steps)
-        for name in PHASES:
-            _work(out, error[name], here & (label == L[name + "_steps"]), t0, t1, steps, name)
-    nowhere = line < 0
-    out[_COLUMN["queue_unknown"]] += np.where(nowhere & (queue | arranging), length, 0)
-    out[_COLUMN["unexplained"]] += np.where(nowhere & between, length, 0)
-    _repeat(out, run, runs)
-    for what, choices in (
-        ()
-        if not spans
-        else (
-            (queue, ("queue_room", *(f"queue_{c}" for c in FULL), "queue_unknown")),
-            (arranging, ("handover", *(f"queue_{c}" for c in FULL), "queue_unknown")),
-            (between, ("skipped", "host_gap", "unexplained")),
-        )
-    ):
-        label = np.where(what, _most(out, choices), label)
     computed = _computed(axis, at, runs["sequence"].to_numpy(), chunk, run_start, run_stop, first)
-    ttft = _until_first(axis, owner, out, a, b, first, computed)
-    return _gather(axis, owner, out, ttft, error, model, _spans(axis, owner, t0, t1, label, line, keys) if spans else None)
+    n, width = len(axis.request), model.width if model is not None else 0
+    total = np.zeros((len(PARTS), n), dtype=np.int64)
+    until_first = np.zeros((len(PARTS) if ttft else 0, n), dtype=np.int64)
+    error = np.zeros((len(PHASES), n, width))
+    covers = (plan.cover, working, idle, recorded, repeated)
+    most = 2 * sum(len(c.start) for c in covers) + 2 * n
+    segments = np.zeros((5, most if spans else 0), dtype=np.int64)
+    used = sweep(
+        (_own(axis.arrival), _own(axis.e2e), axis.base),
+        (first, computed),
+        (plan.cover.start, plan.cover.end, plan.label[plan.cover.row], plan.line[plan.cover.row]),
+        (idle.start, idle.end, run_label[idle.row], run_line[idle.row]),
+        (recorded.start, recorded.end, wait_label[recorded.row]),
+        (working.start, working.end, run_label[working.row], run_line[working.row], working.row),
+        (repeated.start, repeated.end),
+        _CODES,
+        _COLUMNS,
+        _FLAGS,
+        np.array([s is not None for s in steplines] + [False]),
+        _steps(steplines),
+        _felt(steplines, width),
+        _full(full),
+        (_known(runs["tokens"]), _known(runs["repeated"])),
+        total,
+        until_first,
+        error,
+        segments,
+    )
+    parts = _frame(axis, total, "finish_ns", axis.arrival + axis.e2e, "e2e_ns", np.arange(n))
+    until = None
+    if ttft:
+        had = np.flatnonzero(first >= 0)
+        until = _frame(axis, until_first, "first_token_ns", axis.time(np.arange(n), first), "ttft_ns", had)
+    owner, t0, t1, label, line = segments[:, :used]
+    shown = _spans(axis, owner, t0, t1, label, line, keys) if spans else None
+    return Evaluation(parts, until, shown, _errors(parts["request"], error, model))
 
 
-def _most(out: Ints, choices: tuple[str, ...]) -> Ints:
-    """Label of the part that takes most of each segment; of equal ones the first."""
-    labels = np.array([L[c] for c in choices], dtype=np.int64)
-    most: Ints = labels[np.argmax(out[[_COLUMN[c] for c in choices]], axis=0)]
-    return most
+def _steps(steplines: list[StepLine | None]) -> tuple[Ints, ...]:
+    """All servers' steps one after the other, when they were recorded, and what is missing: ``step`` of the sweep."""
+    busy = [_NEVER if s is None else s.busy for s in steplines]
+    seen = [_NEVER if s is None or s.covered is None else s.covered for s in steplines]
+    at, of = _offsets([len(b.start) for b in busy]), _offsets([len(b.start) for b in seen])
+    known = np.array([s is not None and s.covered is not None for s in steplines], dtype=bool)
+    reach = np.stack([np.where(known, of[:-1], -1), of[1:]])
+    gone = [_NEVER if s is None or s.missing is None else s.missing for s in steplines]
+    return at, *_joined(busy), reach, *_joined(seen), _offsets([len(b.start) for b in gone]), *_joined(gone)
 
 
-def _take(values: Ints, at: Ints) -> Ints:
-    return values[np.maximum(at, 0)] if len(values) else np.full(len(at), -1, dtype=np.int64)
+def _felt(steplines: list[StepLine | None], width: int) -> tuple[Any, ...]:
+    """What the phases feel along the steps of all servers."""
+    known, ns, before, mixed, sums, at = [], [], [], [], [], [0]
+    for s in steplines:
+        n = 0 if s is None else len(s.number)
+        felt = [None if s is None else s.felt.get(p) for p in PHASES]
+        known.append(felt[0] is not None and n > 0)
+        zero = np.zeros(n, dtype=np.int64)
+        ns.append(np.stack([zero if f is None else f.ns for f in felt]))
+        before.append(np.stack([zero if f is None else f.total for f in felt]))
+        mixed.append(np.zeros(n + 1, dtype=np.int64) if felt[0] is None else felt[0].mixed)
+        for f in felt:
+            sums.append(np.zeros((1, width)) if f is None else f.sums)
+            at.append(at[-1] + len(sums[-1]))
+    none = np.zeros((2, 0), dtype=np.int64)
+    return (
+        np.array(known, dtype=bool),
+        np.concatenate([none, *ns], axis=1),
+        np.concatenate([none, *before], axis=1),
+        np.concatenate([none[0], *mixed]),
+        np.array(at[:-1], dtype=np.int64).reshape(-1, 2).T.copy(),
+        np.concatenate([np.zeros((0, width)), *sums]),
+    )
 
 
-def _queue(out: Ints, here: Ints, t0: Ints, t1: Ints, full: Fullness, room: str) -> None:
-    """``room``: the part that time with room belongs to."""
-    if not here.any():
-        return
-    known = full.known.before(t1[here]) - full.known.before(t0[here])
-    out[_COLUMN[room], here] += known
-    for cause in FULL:
-        taken = full.by[cause].before(t1[here]) - full.by[cause].before(t0[here])
-        out[_COLUMN[f"queue_{cause}"], here] += taken
-        out[_COLUMN[room], here] -= taken
-    out[_COLUMN["queue_unknown"], here] += (t1 - t0)[here] - known
+def _full(full: list[Fullness]) -> tuple[Ints, ...]:
+    """When each server was full, of what, and when that is known."""
+    times = [b for f in full for b in (f.known, *(f.by[cause] for cause in FULL))]
+    return _offsets([len(b.start) for b in times]), *_joined(times)
 
 
-def _between(out: Ints, here: Ints, t0: Ints, t1: Ints, steps: StepLine) -> None:
-    if not here.any():
-        return
-    length = (t1 - t0)[here]
-    running = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
-    out[_COLUMN["skipped"], here] += running
-    seen = length
-    if steps.covered is not None:
-        seen = steps.covered.before(t1[here]) - steps.covered.before(t0[here])
-    # Where nobody recorded steps, no step seen does not mean that none ran.
-    out[_COLUMN["host_gap"], here] += seen - running
-    out[_COLUMN["unexplained"], here] += length - seen
+def _joined(times: list[Busy]) -> tuple[Ints, Ints, Ints]:
+    start, end, total = (np.concatenate([_NEVER.start, *(getattr(b, x) for b in times)]) for x in ("start", "end", "total"))
+    return start, end, total
 
 
-def _work(out: Ints, error: Floats, here: Ints, t0: Ints, t1: Ints, steps: StepLine, phase: str) -> None:
-    if not here.any():
-        return
-    inside = steps.busy.before(t1[here]) - steps.busy.before(t0[here])
-    between = (t1 - t0)[here] - inside
-    if steps.missing is not None:
-        blank = steps.missing.before(t1[here]) - steps.missing.before(t0[here])
-        out[_COLUMN["unexplained"], here] += blank
-        between -= blank
-    out[_COLUMN["host_gap"], here] += between
-    shared = np.zeros(len(inside), dtype=np.int64)
-    if phase in steps.felt:
-        ns0, f0 = steps.interference(phase, t0[here])
-        ns1, f1 = steps.interference(phase, t1[here])
-        shared = np.clip(ns1 - ns0, 0, inside)
-        error[here] += f1 - f0
-    out[_COLUMN[phase + "_interference"], here] += shared
-    out[_COLUMN[phase], here] += inside - shared
+def _offsets(lengths: list[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
-def _repeat(out: Ints, run: Ints, runs: pl.DataFrame) -> None:
-    """Prefill of tokens that had been computed before is repeated work, in proportion to the tokens of its run."""
-    if not runs.height or not (runs["repeated"].fill_null(0) > 0).any():
-        return
-    tokens, repeated = runs["tokens"].fill_null(0).to_numpy(), runs["repeated"].fill_null(0).to_numpy()
-    share = np.where(run >= 0, _take(repeated, run) / np.maximum(_take(tokens, run), 1), 0.0)
-    again = np.minimum(np.floor(out[_COLUMN["prefill"]] * share).astype(np.int64), out[_COLUMN["prefill"]])
-    out[_COLUMN["prefill"]] -= again
-    out[_COLUMN["recompute"]] += again
+def _known(values: pl.Series) -> Ints:
+    return _own(values.fill_null(0).cast(pl.Int64).to_numpy())
+
+
+def _own(x: Ints) -> Ints:
+    """One that may be written to, so that the sweep is compiled for one kind of array only."""
+    return x if x.flags.writeable and x.flags.c_contiguous else x.copy()
 
 
 def _spans(axis: Axis, owner: Ints, t0: Ints, t1: Ints, label: Ints, line: Ints, keys: list[tuple[str, int]]) -> pl.DataFrame:
+    """Neighbouring segments of one request with the same label and server as one."""
     names = pl.Series([_SHOWN.get(n, n) for n in LABELS], dtype=pl.String)
     servers = pl.Series([*(s for s, _ in keys), None], dtype=pl.String)
     frame = pl.DataFrame(
@@ -268,31 +259,6 @@ def _computed(axis: Axis, at: Ints, sequence: Ints, chunk: Bools, start: Ints, s
     return found
 
 
-def _until_first(axis: Axis, owner: Ints, out: Ints, a: Ints, b: Ints, first: Ints, computed: Ints) -> pl.DataFrame:
-    """The parts up to the first token. Once the prompt is computed the token is on its way, whatever else goes on."""
-    own = np.flatnonzero(b <= first[owner])
-    cut = np.zeros((len(PARTS), len(own)), dtype=np.int64)
-    for i in np.flatnonzero(out.any(axis=1)).tolist():  # of all parts a trace has some
-        cut[i] = out[i, own]
-    on_its_way = a[own] >= computed[owner[own]]
-    for name in ("decode", "decode_interference", "host_gap", "skipped"):
-        cut[_COLUMN["delivery"]] += np.where(on_its_way, cut[_COLUMN[name]], 0)
-        cut[_COLUMN[name]] = np.where(on_its_way, 0, cut[_COLUMN[name]])
-    told = np.flatnonzero(first >= 0)
-    total = _sums(owner[own], cut, len(axis.request))
-    return _frame(axis, total, "first_token_ns", axis.time(np.arange(len(first)), first), "ttft_ns", told)
-
-
-def _sums(owner: Ints, out: Ints, requests: int) -> Ints:
-    """Σ of the columns of ``out`` by owner (ascending): parts × requests."""
-    total = np.zeros((len(PARTS), requests), dtype=np.int64)
-    if len(owner):
-        first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
-        for i in np.flatnonzero(out.any(axis=1)).tolist():
-            total[i, owner[first]] = np.add.reduceat(out[i], first)
-    return total
-
-
 def _frame(axis: Axis, total: Ints, end: str, end_ns: Ints, length: str, rows: Ints) -> pl.DataFrame:
     """``rows`` of the axis: request, arrival_ns, the end, the length from arrival to it, and the parts."""
     columns = {"request": axis.request, "arrival_ns": axis.arrival, end: end_ns, length: end_ns - axis.arrival}
@@ -300,25 +266,15 @@ def _frame(axis: Axis, total: Ints, end: str, end_ns: Ints, length: str, rows: I
     return pl.DataFrame({k: v[rows] for k, v in columns.items()}, schema_overrides=dict.fromkeys(columns, pl.Int64))
 
 
-def _gather(
-    axis: Axis,
-    owner: Ints,
-    out: Ints,
-    ttft: pl.DataFrame,
-    error: dict[str, Floats],
-    model: Model | None,
-    spans: pl.DataFrame | None,
-) -> Evaluation:
-    n = len(axis.request)
-    sums = {phase: np.zeros((n, rows.shape[1])) for phase, rows in error.items()}
-    if len(owner):
-        first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
-        for phase, rows in error.items():
-            sums[phase][owner[first]] = np.add.reduceat(rows, first, axis=0)
-    parts = _frame(axis, _sums(owner, out, n), "finish_ns", axis.arrival + axis.e2e, "e2e_ns", np.arange(n))
+def _errors(request: pl.Series, error: Floats, model: Model | None) -> pl.DataFrame:
+    """request, and the standard errors of interference, both phases' and each one's."""
+    n = error.shape[1]
     known = model is not None and model.fitted
-    frame = {"request": parts["request"]}
-    for name, rows in (("interference", sums["prefill"] + sums["decode"]), *((f"{p}_interference", sums[p]) for p in PHASES)):
+    frame = {"request": request}
+    for name, rows in (
+        ("interference", error.sum(axis=0)),
+        *((f"{p}_interference", e) for p, e in zip(PHASES, error, strict=True)),
+    ):
         se = model.standard_error_ns(rows) if known and model is not None else [None] * n
         frame[f"{name}_se_ns"] = pl.Series(se, dtype=pl.Float64)
-    return Evaluation(parts, ttft, spans, pl.DataFrame(frame))
+    return pl.DataFrame(frame)

@@ -31,6 +31,7 @@ def account_for(
     full: dict[Key, Fullness],
     model: Model | None,
     spans: bool,
+    ttft: bool = True,
 ) -> Evaluation:
     axis = Axis.of(
         requests["request"].to_numpy(),
@@ -59,6 +60,7 @@ def account_for(
         model,
         requests["ttft_token_ns"],
         spans=spans,
+        ttft=ttft,
     )
 
 

@@ -15,6 +15,10 @@ from hoptrace.errors import HoptraceError
 
 __all__ = ["main"]
 
+# Our matrices have a few columns: several threads of a linear algebra library would only wait for each other, busily. It reads
+# this when numpy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # verb -> (module, one line for the overview). The order is that of a first day with the tool.
 _VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "The whole way on a real small model, on any machine."),
