@@ -129,7 +129,7 @@ def test_preemption_and_what_it_costs_by_hand() -> None:
         again = steps[back]["end_ns"] - steps[back]["start_ns"]
         # Its share of the step that computes them again, less what the decoders in it added.
         assert 0.75 * again * told[request] / tokens <= row["recompute_ns"] <= again * told[request] / tokens
-    assert rows[31]["preempted_ns"] == 813_577_366 and rows[39]["preempted_ns"] == 307_246_813
+    assert rows[31]["preempted_ns"] == 813_736_022 and rows[39]["preempted_ns"] == 307_374_733
     assert a.compositions["all"].classes["repeated work"] == pytest.approx(
         (rows[31]["recompute_ns"] + rows[39]["recompute_ns"]) / 49
     )
