@@ -150,8 +150,9 @@ def step_bytes(steps: _Frame, server: Server) -> _Frame:
     *Weights* are read once per pass over the model; a step of more tokens than the physical batch (llama.cpp's ``n_ubatch``,
     where the manifest's ``config`` has it) is at least tokens ÷ n_ubatch passes, rounded up. *KV read* counts every position of
     every sequence in the step once (context and the step's own tokens), and once more for each further pass where one prompt is
-    computed in several; where several prompts share the passes, it is not known which were split, and none is taken. It is a
-    lower bound, since an attention kernel may read a tile again. *KV written* is one position per token computed. A column is
+    computed in several; where several prompts share the passes, it is not known which were split, and none is taken. Layers with
+    a sliding window read no more than it of each sequence's context. It is a lower bound (of contexts that differ much, windows
+    apart), since an attention kernel may read a tile again. *KV written* is one position per token computed. A column is
     null where the geometry or the step's composition is unknown.
     """
     g = geometry(server)
@@ -166,11 +167,26 @@ def step_bytes(steps: _Frame, server: Server) -> _Frame:
             one = (pl.col("prefill_requests") == 1).fill_null(False)
             positions = positions + pl.when(one).then(_read_again(ubatch)).otherwise(0)
     per_token = None if g is None else g.bytes_per_token
+    read = none if g is None else positions * per_token
+    if g is not None and g.window_layers:
+        cut = g.bytes_per_token * g.window_layers // g.layers
+        names = steps.collect_schema().names()
+        inside = tokens + _in_window("prefill", g, names) + _in_window("decode", g, names)
+        read = positions * (g.bytes_per_token - cut) + inside * cut
     return steps.with_columns(
         pl.coalesce("weight_bytes", none if server.weight_bytes is None else passes * server.weight_bytes).alias("weight_bytes"),
-        pl.coalesce("kv_read_bytes", none if per_token is None else positions * per_token).alias("kv_read_bytes"),
+        pl.coalesce("kv_read_bytes", read).alias("kv_read_bytes"),
         pl.coalesce("kv_write_bytes", none if per_token is None else tokens * per_token).alias("kv_write_bytes"),
     )
+
+
+def _in_window(phase: str, g: KvGeometry, columns: list[str]) -> pl.Expr:
+    """Σ contexts of a step's prompts or decoders, of each no more than the window; null where their number is not told."""
+    context, name = pl.col(f"{phase}_context_tokens"), f"{phase}_requests"
+    if name not in columns:
+        return pl.when(context == 0).then(0)
+    most = pl.col(name) * g.window_tokens
+    return pl.when(context == 0).then(0).when(most.is_not_null()).then(pl.min_horizontal(context, most))
 
 
 def _read_again(ubatch: int) -> pl.Expr:

@@ -79,6 +79,18 @@ def test_step_bytes() -> None:
     assert got["kv_write_bytes"].to_list() == [602 * 23_040, 23_040, None]
 
 
+def test_layers_with_a_window_read_no_more_than_it() -> None:
+    """Two layers of 32 bytes a position each, one of them with a window of 10."""
+    server = Server(name="s", layers=2, kv_heads=1, head_size=8, kv_dtype="f16", config={"window_layers": 1, "window_tokens": 10})
+    columns = ("prefill_requests", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_tokens",
+               "decode_context_tokens")  # fmt: skip
+    rows = [(0, 0, 0, 1, 1, 100), (0, 0, 0, 3, 3, 12), (2, 40, 200, 1, 1, 5), (None, 40, 200, 1, 1, 5), (None, 0, 0, 1, 1, 5)]
+    steps = pl.DataFrame(rows, schema=columns, orient="row")
+    steps = steps.with_columns(pl.lit(None, dtype=pl.Int64).alias(c) for c in ("weight_bytes", "kv_read_bytes", "kv_write_bytes"))
+    got = step_bytes(steps, server)["kv_read_bytes"].to_list()
+    assert got == [32 * (101 + 11), 32 * (15 + 15), 32 * (246 + 41 + 20 + 5), None, 32 * (6 + 6)]
+
+
 @given(st.integers(1, 300), st.integers(0, 50), st.integers(0, 40), st.integers(1, 64))
 def test_a_prompt_in_several_passes_reads_its_own_kv_again(prompt: int, context: int, decoders: int, ubatch: int) -> None:
     """Held against the passes played one by one: decoders first, then the prompt, ``ubatch`` tokens each."""

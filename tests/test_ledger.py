@@ -56,8 +56,12 @@ def test_moves_by_way_and_basis() -> None:
     assert per["counted"]["transfers"] == 0.5 and per["assumed"]["transfers"] is None
     links = {(r["link"], r["object"]): r["bytes"] for r in book.links.to_dicts()}
     assert links == {("a", "prompt"): 300, ("a", "tokens"): 150, ("b", "prompt"): 300, ("b", "tokens"): 150}
-    found = {a.object: (a.moved_bytes, a.size_bytes, a.factor) for a in book.amplification}
-    assert found == {"tokens": (307, 40, 307 / 40), "prompt": (600, 100, 6.0)}
+    found = {(a.object, a.moved_basis): (a.moved_bytes, a.size_bytes, a.factor, a.at_least) for a in book.amplification}
+    assert found == {
+        ("tokens", "counted"): (300, 40, 7.5, False),
+        ("tokens", "assumed"): (7, 40, 7 / 40, False),
+        ("prompt", "counted"): (600, 100, 6.0, False),
+    }
     as_json = book.as_dict()
     assert as_json["rows"][0]["bytes_per_s"] == 150.0  # prompt: 300 bytes in two seconds
 
@@ -285,3 +289,57 @@ def test_json_holds_plain_values() -> None:
 
     text = json.dumps(ledger(MemoryTrace({"requests": REQUESTS, "moves": [move(bytes=3)]})).as_dict())
     assert json.loads(text)["rows"][0]["bytes_per_output_token"] == pytest.approx(0.3)
+
+
+def test_of_kv_each_basis_has_its_own_factor() -> None:
+    """10 tokens written, 1,000 bytes counted on the way to another server, 10^6 assumed: no factor holds them together."""
+    server = Server(name="s", layers=1, kv_heads=1, head_size=4, kv_dtype="f16")  # 16 bytes of KV a token
+    prompt = {
+        "server": "s", "step": 0, "start_ns": 0, "end_ns": 5, "prefill_requests": 1, "prefill_tokens": 10,
+        "prefill_context_tokens": 0, "decode_requests": 0, "decode_tokens": 0, "decode_context_tokens": 0, "origin": "observed",
+    }  # fmt: skip
+    moves = [
+        move(object="kv", src="server:s", dst="server:d", bytes=1000),
+        move(object="kv", src="server:s", dst="server:d", bytes=None),
+        move(object="kv", src="server:s", dst="server:d", bytes=10**6, basis="assumed"),
+    ]
+    book = ledger(MemoryTrace({"steps": [prompt], "moves": moves}, Manifest(origin="recorded", servers=[server])))
+    found = {a.moved_basis: (a.moved_bytes, a.size_bytes, a.at_least, a.weakest) for a in book.amplification if a.object == "kv"}
+    assert found == {
+        "counted": (1000, 160, True, "derived"),  # one of them does not say its bytes
+        "assumed": (10**6, 160, False, "assumed"),
+        "derived": (320, 160, False, "derived"),
+    }
+
+
+def test_the_stages_of_a_pipeline_read_the_model_once() -> None:
+    server = Server(name="s", layers=2, kv_heads=1, head_size=4, kv_dtype="f16", weight_bytes=1000)  # 32 bytes of KV a token
+    step = {
+        "server": "s", "start_ns": 0, "end_ns": 5, "prefill_requests": 0, "prefill_tokens": 0, "prefill_context_tokens": 0,
+        "decode_requests": 1, "decode_tokens": 1, "decode_context_tokens": 99, "origin": "observed",
+    }  # fmt: skip
+
+    def own(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[int, int]]:
+        book = ledger(MemoryTrace({"steps": rows}, Manifest(origin="recorded", servers=[server])))
+        return {(r["object"], r["src"]): (r["bytes"], r["bytes_unknown"]) for r in book.rows.to_dicts()}
+
+    rows = [{**step, "step": i, "pp_rank": p} for i in range(10) for p in (0, 1)]
+    once = {("weights", "memory:s"): (10_000, 0), ("kv", "memory:s"): (32_000, 0), ("kv", "compute:s"): (320, 0)}
+    assert own(rows[::2]) == once and own(rows) == once
+    # What each rank recorded itself adds up.
+    halves = [{**r, "weight_bytes": 500, "kv_read_bytes": 1600, "kv_write_bytes": 16} for r in rows]
+    assert own(halves) == once
+
+
+def test_moves_that_were_recorded_for_half_of_the_time_are_a_lower_bound() -> None:
+    """Requests from 0 to 2 s; the plug-in was there for the first second, the proxy all along."""
+    kv = move(object="kv", src="server:p", dst="server:s", source="plug-in", bytes=100)
+    cover = [{"table": "moves", "source": n, "from_ns": 0, "to_ns": z} for n, z in (("plug-in", 10**9), ("test", 2 * 10**9))]
+    rows = {"requests": REQUESTS, "moves": [kv, move(bytes=70)], "coverage": cover}
+    book = ledger(MemoryTrace(rows, MANIFEST))
+    found = {r["object"]: (r["partly"], book.is_bound(r), r["bytes"]) for r in book.rows.to_dicts()}
+    assert found == {"kv": (True, True, 100), "tokens": (False, False, 70)}
+    assert any("plug-in: 50% of the time" in u for u in book.unseen)
+    assert book.totals(memory=False)["partly"].to_list() == [True]
+    lossy = {**rows, "coverage": [{"table": "moves", "source": "test", "from_ns": 0, "to_ns": 2 * 10**9, "fraction": 0.9}]}
+    assert ledger(MemoryTrace(lossy, MANIFEST)).rows["partly"].to_list() == [False, True], "nobody says what the plug-in saw"

@@ -47,7 +47,10 @@ def ledger_figures(side: Side) -> Iterator[tuple[str, Figure]]:
     yield from _nodes(outside, tokens)
     yield from _links(side, outside, tokens)
     for x in moved.amplification:
-        yield f"amplification.{x.object}", Figure(None if x.at_least else x.factor, "1", "ledger", None, "derived")
+        yield (
+            f"amplification.{x.object}.{x.moved_basis}",
+            Figure(None if x.at_least else x.factor, "1", "ledger", None, x.weakest),
+        )
 
 
 def _by_basis(side: Side, rows: Rows, tokens: int | None) -> Iterator[tuple[str, Figure]]:
@@ -84,14 +87,20 @@ def _links(side: Side, rows: Rows, tokens: int | None) -> Iterator[tuple[str, Fi
     """Bytes per output token on each link, of moves with a path; and bytes × latency, where every move has a path and every
     link of it a latency."""
     links = side.ledger.links.to_dicts()
+    partly = {str(r["basis"]) for r in rows if r["partly"]}
     for name, basis in sorted({(str(r["link"]), str(r["basis"])) for r in links}):
         mine = [r for r in links if (r["link"], r["basis"]) == (name, basis)]
-        value = per_token(_whole(mine, "bytes"), tokens)
+        value = None if basis in partly else per_token(_whole(mine, "bytes"), tokens)
         yield f"bytes_per_token[link {name} {basis}]", Figure(value, "bytes", "ledger", None, basis)
     for basis in _bases(links):
         mine = [r for r in links if r["basis"] == basis]
         latency = [None if (k := side.graph.links.get(str(r["link"]))) is None else k.latency_ns for r in mine]
-        if None in latency or any(r["path"] is None for r in rows if r["basis"] == basis) or _whole(mine, "bytes") is None:
+        if (
+            basis in partly
+            or None in latency
+            or any(r["path"] is None for r in rows if r["basis"] == basis)
+            or _whole(mine, "bytes") is None
+        ):
             continue
         total = sum(r["bytes"] * (ns or 0.0) for r, ns in zip(mine, latency, strict=True))
         yield f"byte_latency_per_token.{basis}", Figure(per_token(total, tokens), "ns·bytes", "ledger", None, basis)
@@ -157,6 +166,8 @@ def _whole(rows: Rows, what: str) -> float | None:
 
 
 def _untold(row: dict[str, Any], what: str) -> bool:
+    if row.get("partly"):
+        return True
     if "bytes" in what:
         return bool(row["bytes_unknown"])
     if what == "control_ops" and row["control_ops_unknown"]:

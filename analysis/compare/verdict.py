@@ -194,8 +194,7 @@ def _repetition(changes: Mapping[str, Change]) -> Answer:
             "computed_prompt_tokens_per_token",
             "recomputed_tokens_per_token",
             "recompute.mean",
-            "amplification.kv",
-            "amplification.prompt",
+            *(f"amplification.{o}.{b}" for o in ("kv", "prompt") for b in ("counted", "derived", "assumed")),
         ],
     )
     names = [f"{w}_per_token.{b}" for w in ("kv_moved_bytes", "kv_transfers") for b in ("counted", "derived", "assumed")]

@@ -23,6 +23,7 @@ from hoptrace.analysis.moves.ledger_reusable import Reusable, reusable
 from hoptrace.analysis.moves.ledger_reuse import EngineRate, Reuse, Upkeep, engine_rates, reuse, upkeep
 from hoptrace.analysis.moves.ledger_rows import SUMS, known_sum, memory_rows, moved_rows
 from hoptrace.analysis.moves.ledger_size import Amplification, amplification
+from hoptrace.analysis.moves.movecover import blind
 from hoptrace.analysis.moves.stepcover import StepCover, step_cover
 from hoptrace.analysis.query import query
 from hoptrace.analysis.text import counted
@@ -43,7 +44,8 @@ class Ledger:
         rows: object, src, dst, path (list of links, null if not told), mechanism, basis, and sums: moves, bytes, bytes_unknown,
             link_bytes, transfers, payload_hops, control_ops, control_ops_unknown; for the moves that do not say theirs
             payload_hops_assumed and control_ops_assumed (and assumed_payload_bytes ÷ assumed_payload_ops: the semantic density of
-            those of known size). Sums are null where nothing is known; ``link_bytes`` charges every link of a path; hops and
+            those of known size). ``partly``: who tells of them did not see all of them.
+            Sums are null where nothing is known; ``link_bytes`` charges every link of a path; hops and
             control operations are those of the access path times the transfers that take it.
         links: link, object, src, dst, mechanism, basis, moves, bytes, bytes_unknown, transfers (only moves with a path).
         output_tokens, requests, duration_ns: what the figures per token, request and second are divided by; null if unknown.
@@ -80,9 +82,13 @@ class Ledger:
     notes: list[str] = field(default_factory=list)
 
     def is_bound(self, row: Mapping[str, Any]) -> bool:
-        """Whether the bytes of a row of ``rows`` are a lower bound: moves that do not say theirs, or steps that are missing."""
+        """Whether the bytes of a row of ``rows`` are a lower bound: moves that do not say theirs or were not all recorded, or
+        steps that are missing."""
+        return bool(row["bytes_unknown"]) or bool(row["partly"]) or self._lacks_steps(row)
+
+    def _lacks_steps(self, row: Mapping[str, Any]) -> bool:
         inside = str(row["src"]).startswith("compute:") or str(row["dst"]).startswith("compute:")
-        return bool(row["bytes_unknown"]) or (inside and row["basis"] == "derived" and not self.cover.whole)
+        return inside and row["basis"] == "derived" and not self.cover.whole
 
     def memory_at_least(self) -> float | None:
         """Derived bytes of own memory per output token where the steps are not all known: a lower bound; null without them."""
@@ -98,7 +104,7 @@ class Ledger:
             for a, b in (("src", "dst"), ("dst", "src"))
         )
         rows = self.rows.filter(inside if memory else ~inside)
-        return rows.group_by("basis").agg(known_sum(c) for c in SUMS).sort("basis")
+        return rows.group_by("basis").agg(*(known_sum(c) for c in SUMS), pl.col("partly").any()).sort("basis")
 
     def per_token(self, *, memory: bool = False) -> pl.DataFrame:
         """``totals`` per output token: basis, moves, bytes, transfers, payload_hops, control_ops, and the latter two assumed
@@ -193,7 +199,7 @@ class Ledger:
 
     def _rates(self, row: Mapping[str, Any]) -> dict[str, Any]:
         b, bound = row["bytes"], self.is_bound(row)
-        own = bound and not row["bytes_unknown"]  # of steps that are missing, rates would be far too low
+        own = self._lacks_steps(row)  # of steps that are missing, rates would be far too low
         return {
             "lower_bound": bound and b is not None,
             "bytes_per_output_token": None if own or b is None or not self.output_tokens else round(b / self.output_tokens, 3),
@@ -211,12 +217,18 @@ def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool
     re-used is told for a cache without a limit only: the curve plays every block through five caches. InputError if a table is
     damaged."""
     found = step_source(trace) if steps is None else StepSource.of(steps) if isinstance(steps, Steps) else steps
-    moved = moved_rows(trace)
+    told = query(trace, "ledger_requests").row(0, named=True)
+    missed = blind(trace, told["first_ns"], told["last_ns"])
+    moved = moved_rows(trace, missed)
     memory, unseen = memory_rows(trace, found.steps)
     rows = pl.concat([moved, memory]).sort("object", "src", "dst", pl.col("path").list.join(" "), "mechanism", "basis")
     if not trace.has("moves"):
         unseen.insert(0, "No moves were recorded: what crossed the network, a proxy or a link is unknown.")
-    told = query(trace, "ledger_requests").row(0, named=True)
+    if moved["partly"].any():
+        unseen.append(
+            f"Not all moves were recorded ({', '.join(f'{s}: {x:.0%} of the time' for s, x in sorted(missed.items()))}): "
+            "what these sources tell is a lower bound."
+        )
     tokens = _output_tokens(trace, told)
     if broken := _broken_off(trace, told):
         # Their tokens count and what they moved is not there: a quotient of the two would be of nothing.

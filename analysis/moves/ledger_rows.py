@@ -3,7 +3,7 @@ the mechanism's access path, and what the steps read and write of their servers'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -11,7 +11,7 @@ import polars as pl
 from hoptrace.access import access, is_loopback
 from hoptrace.analysis.query import query
 from hoptrace.kv import step_bytes
-from hoptrace.manifest import Manifest
+from hoptrace.manifest import Manifest, Server
 from hoptrace.platform import Graph, graph_of
 from hoptrace.reader import Trace
 
@@ -28,6 +28,7 @@ SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     **dict.fromkeys(("mechanism", "basis"), pl.String),
     **dict.fromkeys(SUMS, pl.Int64),
     **dict.fromkeys(_HELD, pl.Int64),
+    "partly": pl.Boolean,
 }  # fmt: skip
 
 
@@ -36,11 +37,12 @@ def known_sum(column: str) -> pl.Expr:
     return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum()).alias(column)
 
 
-def moved_rows(trace: Trace) -> pl.DataFrame:
+def moved_rows(trace: Trace, blind: Collection[str] = ()) -> pl.DataFrame:
     """Recorded moves by object, src, dst, path, mechanism and basis, with :data:`SUMS`, and for semantic density
     ``assumed_payload_bytes`` and ``assumed_payload_ops``: bytes and assumed operations of the moves that know only their
-    bytes."""
+    bytes. ``partly``: one of the sources ``blind`` tells of them, which did not see all of them."""
     found = query(trace, "ledger_moves")
+    found = found.with_columns(pl.col("sources").list.eval(pl.element().is_in(list(blind))).list.any().alias("partly"))
     local = local_links(trace.manifest)
     extra = [_assumed(r, local) for r in found.iter_rows(named=True)]
     names = ("payload_hops_assumed", "control_ops_assumed", *_HELD)
@@ -92,7 +94,7 @@ def memory_rows(trace: Trace, steps: pl.LazyFrame) -> tuple[pl.DataFrame, list[s
     for name in sorted(names, key=str):
         server = trace.manifest.server(str(name))
         mine = steps.filter(pl.col("server").eq_missing(name))
-        filled = step_bytes(mine, server) if server is not None else mine
+        filled = _filled(mine, server) if server is not None else mine
         ways = (("weights", "weight_bytes", True), ("kv", "kv_read_bytes", True), ("kv", "kv_write_bytes", False))
         wanted = [pl.len().alias("n")]
         for _, column, _ in ways:
@@ -112,5 +114,15 @@ def memory_rows(trace: Trace, steps: pl.LazyFrame) -> tuple[pl.DataFrame, list[s
                 "bytes": int(sums[column]),
                 "bytes_unknown": sums["n"] - known,
                 "link_bytes": int(sums[column]),
+                "partly": False,
             })  # fmt: skip
     return pl.DataFrame(rows, schema=SCHEMA) if rows else empty, unseen
+
+
+def _filled(steps: pl.LazyFrame, server: Server) -> pl.LazyFrame:
+    """``steps`` of one server with the bytes that they do not say. The stages of a pipeline share the model's layers: what the
+    whole model reads and writes stands once for a step, in the row of its first rank; the other ranks have what they recorded."""
+    rank = pl.col("pp_rank").fill_null(0)
+    first = rank == rank.min()
+    told = pl.any_horizontal(pl.col(c).is_not_null() for c in ("weight_bytes", "kv_read_bytes", "kv_write_bytes"))
+    return pl.concat([step_bytes(steps.filter(first), server), steps.filter(~first & told)], how="vertical_relaxed")

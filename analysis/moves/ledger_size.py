@@ -19,13 +19,15 @@ from hoptrace.reader import Trace
 __all__ = ["Amplification", "amplification"]
 
 _TOKEN_ID_BYTES = 4  # a token id is an int32 in every engine's batch
+_WEAK = {"counted": 0, "derived": 1, "assumed": 2}
 _LOGIT_BYTES = 4  # engines sample from float32 logits
 
 
 @dataclass(frozen=True, slots=True)
 class Amplification:
     """``moved_bytes`` for an object (links, own memory) ÷ ``size_bytes``, its size counted once, known as ``size_is`` says;
-    ``basis`` of the size: counted, derived or assumed. ``at_least``: not all that moved is known."""
+    ``moved_basis`` of what moved (what moved on another basis has a factor of its own), ``basis`` of the size: counted, derived
+    or assumed. ``at_least``: not all that moved is known."""
 
     object: str
     moved_bytes: int
@@ -33,6 +35,12 @@ class Amplification:
     size_is: str
     at_least: bool = False
     basis: str = "derived"
+    moved_basis: str = "derived"
+
+    @property
+    def weakest(self) -> str:
+        """What the factor rests on: the weaker of both."""
+        return max(self.moved_basis, self.basis, key=lambda b: _WEAK.get(b, len(_WEAK)))
 
     @property
     def factor(self) -> float:
@@ -45,6 +53,7 @@ class Amplification:
             "size_bytes": self.size_bytes,
             "size_is": self.size_is,
             "size_basis": self.basis,
+            "moved_basis": self.moved_basis,
             "factor": round(self.factor, 4),
             "at_least": self.at_least,
         }
@@ -57,17 +66,25 @@ def amplification(
 
     *weights*: the manifest's ``weight_bytes``. *kv*: each token's KV once, as written. *activations*: one vector of the hidden
     size for each token computed, in the model's type: what a pipeline stage hands on. *logits*: one float32 per word of the
-    vocabulary for each output token. *tokens*: 4 bytes an id. *prompt*: 1 byte a character.
+    vocabulary for each output token. *tokens*: 4 bytes an id. *prompt*: 1 byte a character. What moved on different bases is
+    never added up: an object has a factor for each.
     """
-    summed = rows.group_by("object").agg(known_sum("link_bytes"), pl.col("bytes_unknown").sum())
-    moved: dict[str, int] = {o: b for o, b, _ in summed.rows() if b}
-    partly = {o for o, _, n in summed.rows() if n}
+    summed = (
+        rows.group_by("object", "basis")
+        .agg(known_sum("link_bytes"), pl.col("bytes_unknown").sum(), pl.col("partly").any())
+        .sort("object", "basis")
+    )
+    moved: dict[str, list[tuple[str, int, bool]]] = {}
+    for name_, of, size_, unknown_, partly in summed.rows():
+        if size_:
+            moved.setdefault(name_, []).append((of, size_, bool(unknown_) or bool(partly)))
     out: list[Amplification] = []
     servers = trace.manifest.servers
 
     def add(name: str, size: int | None, size_is: str, basis: str, at_least: bool) -> None:
-        if name in moved and size:
-            out.append(Amplification(name, moved[name], size, size_is, at_least or name in partly, basis))
+        for of, size_moved, partly in moved.get(name, ()) if size else ():
+            assert size
+            out.append(Amplification(name, size_moved, size, size_is, at_least or partly, basis, of))
 
     weights = [s.weight_bytes for s in servers]
     if weights and all(weights):
@@ -75,8 +92,7 @@ def amplification(
     written = rows.filter((pl.col("object") == "kv") & pl.col("src").str.starts_with("compute:"))["bytes"].sum()
     known = "" if cover.whole else " in the known steps"
     # With steps missing both what moved and the size lack their part: the factor is of the known steps, not a bound.
-    if "kv" in moved and written:
-        out.append(Amplification("kv", moved["kv"], int(written), f"each token's KV once, as written{known}"))
+    add("kv", int(written), f"each token's KV once, as written{known}", "derived", False)
     if "activations" in moved:
         size = _of_servers(servers, steps, _activation_bytes)
         add("activations", size, "hidden size × type, once a token computed", "derived", not cover.whole)

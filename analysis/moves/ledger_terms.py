@@ -45,7 +45,8 @@ TERMS: tuple[Term, ...] = (
         "bytes moved for an object over all links ÷ its size, counted once",
         "How often an object was carried: 1 would be each byte once over one link. Given where the size is known: weights "
         "(manifest), KV (as written), activations (hidden size × type, once a token computed), logits (vocabulary × 4 bytes, "
-        "once an output token), tokens (4 bytes an id, assumed), prompts (1 byte a character, assumed).",
+        "once an output token), tokens (4 bytes an id, assumed), prompts (1 byte a character, assumed). What was counted, "
+        "derived and assumed to move has a factor each.",
     ),
     Term(
         "link_utilisation",

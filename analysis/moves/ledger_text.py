@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hoptrace.analysis.moves.ledger import Ledger
+from hoptrace.analysis.moves.ledger import Amplification, Ledger
 from hoptrace.analysis.moves.ledger_links import BUSY, LinkUse, LinkWay
 from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 
@@ -26,7 +26,7 @@ def blocks(book: Ledger, *, full: bool = False) -> list[RenderableType]:
     elif full:
         out.append(Text("No moves are known."))
     if full and book.amplification:
-        said = "; ".join(f"{a.object} {'≥ ' if a.at_least else ''}×{_factor(a.factor)} ({a.size_is})" for a in book.amplification)
+        said = "; ".join(_amplified(a, book) for a in book.amplification)
         out.append(Text(f"Moved ÷ size counted once: {said}."))
     if full:
         out += [Text(line) for line in _assumed(book)]
@@ -68,10 +68,19 @@ def _moved(book: Ledger, *, full: bool) -> list[RenderableType]:
         )
     out: list[RenderableType] = [table]
     if any(book.is_bound(r) and r["bytes"] is not None for r in rows):
-        out.append(Text("≥: a lower bound; some moves do not say their bytes, or not all steps are known.", style="dim"))
+        out.append(
+            Text("≥: a lower bound; not all moves were recorded or say their bytes, or not all steps are known.", style="dim")
+        )
     if len(rows) > _ROWS and not full:
         out.append(Text(f"{counted(len(rows) - _ROWS, 'more row')}: --section moves", style="dim"))
     return out
+
+
+def _amplified(a: Amplification, book: Ledger) -> str:
+    """The basis of what moved is said where there are several."""
+    several = sum(x.object == a.object for x in book.amplification) > 1
+    of = f" of what is {a.moved_basis}" if several else ""
+    return f"{a.object} {'≥ ' if a.at_least else ''}×{_factor(a.factor)}{of} ({a.size_is})"
 
 
 def _assumed(book: Ledger) -> list[str]:

@@ -8,9 +8,10 @@ import polars as pl
 
 from hoptrace.reader import Trace
 
-__all__ = ["covered", "length_within"]
+__all__ = ["blind", "covered", "length_within"]
 
 _EVER = 1 << 62
+_ENOUGH = 0.99  # of the time; what a capture misses while it starts and ends is less
 Spans = list[tuple[int, int]]
 
 
@@ -27,6 +28,23 @@ def covered(trace: Trace, table: str = "moves") -> Spans | None:
     for _, mine in told.group_by("source", "server"):
         own = _union([(a, _EVER if z is None else z) for a, z in mine.select("from_ns", "to_ns").iter_rows()])
         found = own if found is None else _both(found, own)
+    return found
+
+
+def blind(trace: Trace, low: int | None, high: int | None) -> dict[str, float]:
+    """The sources of moves that recorded less than 99 % of the time between ``low`` and ``high``, or lost some of the moves:
+    which share they have at most. Of a source that names no coverage nothing is known. Of several servers the one seen least."""
+    told = trace.table("coverage").filter(pl.col("table") == "moves").collect()
+    if not told.height or low is None or high is None or high <= low:
+        return {}
+    found: dict[str, float] = {}
+    for (source, _), mine in told.group_by("source", "server"):
+        spans = _union([(a, _EVER if z is None else z) for a, z in mine.select("from_ns", "to_ns").iter_rows()])
+        share = length_within(spans, low, high) / (high - low)
+        kept = mine["fraction"].drop_nulls().to_list()
+        share *= min([1.0, *kept])
+        if share < _ENOUGH:
+            found[str(source)] = min(found.get(str(source), 1.0), share)
     return found
 
 

@@ -2,13 +2,14 @@
 -- it is beyond 64 bits); *_unknown counts the moves that do not. A negative size or count is damage: unknown.
 -- *_untold: what the moves that do not say their control operations (their hops) have: for the access path of the mechanism.
 WITH m AS (
-  SELECT object, src, dst, path, mechanism, coalesce(basis, 'unstated') AS basis, CASE WHEN bytes >= 0 THEN bytes END AS bytes,
+  SELECT source, object, src, dst, path, mechanism, coalesce(basis, 'unstated') AS basis, CASE WHEN bytes >= 0 THEN bytes END AS bytes,
          CASE WHEN transfers >= 0 THEN transfers END AS transfers, CASE WHEN payload_hops >= 0 THEN payload_hops END AS payload_hops,
          CASE WHEN control_ops >= 0 THEN control_ops END AS control_ops
   FROM moves
 )
 SELECT object, src, dst, path, mechanism, basis,
        count(*) AS moves,
+       list(DISTINCT source ORDER BY source) AS sources,
        TRY_CAST(sum(bytes) AS BIGINT) AS bytes,
        count(*) - count(bytes) AS bytes_unknown,
        -- each link of the path is charged the bytes; a move without a path crosses one
