@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hoptrace.metrics_sql import FINISHED, GAPS, RATE, STAT, Metric
+from hoptrace.metrics_sql import FINISHED, GAPS, RATE, SPANS, STAT, TPOT, Metric
 
 __all__ = ["EXAMPLE_SLO", "FIELD_METRICS", "goodput_sql"]
 
@@ -30,8 +30,7 @@ _LIMIT_SQL = {
     "visible_ttft": "first_visible_ns - arrival_ns",
     "e2e": "finish_ns - arrival_ns",
     "queue": "coalesce(r.scheduled_ns, s.scheduled_ns) - coalesce(queued_ns, received_ns, arrival_ns)",
-    "tpot": "CASE WHEN output_tokens > 1 THEN floor((last_token_ns - first_token_ns) / (output_tokens - 1) + 0.5) "
-    "WHEN output_tokens <= 1 THEN 0 END",
+    "tpot": f"CASE WHEN output_tokens <= 1 THEN 0 ELSE {TPOT} END",
 }
 
 
@@ -50,6 +49,7 @@ FROM (
          {FINISHED}
            AND {met} AS met
   FROM requests r LEFT JOIN (SELECT request, min(scheduled_ns) AS scheduled_ns FROM stages GROUP BY request) s USING (request)
+  LEFT JOIN {SPANS} USING (request)
 )"""
 
 

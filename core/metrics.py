@@ -99,8 +99,10 @@ def request_metrics(trace: Trace) -> pl.DataFrame:
     prompt_tokens, output_tokens, cached_tokens.
 
     ``scheduled_ns`` is the request's own or, where null, its first stay's; ``cached_tokens`` is what the first stay that knows
-    it found.
+    it found. Of several sequences in one request each has a first token: TPOT is Σ of their spans ÷ the tokens after those, null
+    where the tokens of one were not seen.
     """
+    several = _spans(trace)
     stays = (
         trace.table("stages")
         .sort("request", "attempt", "stage", "sequence", nulls_last=False)
@@ -108,11 +110,14 @@ def request_metrics(trace: Trace) -> pl.DataFrame:
         .agg(pl.col("scheduled_ns").min().alias("stay_scheduled_ns"), pl.col("cached_tokens").drop_nulls().first())
     )
     scheduled = pl.coalesce("scheduled_ns", "stay_scheduled_ns")
-    gaps = pl.col("output_tokens") - 1
-    tpot = (pl.col("last_token_ns") - pl.col("first_token_ns")) / gaps
+    gaps = pl.col("output_tokens") - pl.col("sequences").fill_null(1)
+    whole = pl.col("last_token_ns") - pl.col("first_token_ns")
+    # Seen from outside, as the whole is: where that is unknown, so are they.
+    tpot = pl.when(pl.col("sequences").is_null()).then(whole).otherwise(pl.col("span_ns") + 0 * whole) / gaps
     return (
         _finished(trace.table("requests"))
         .join(stays, on="request", how="left")
+        .join(several.lazy(), on="request", how="left")
         .select(
             "request",
             "arrival_ns",
@@ -129,6 +134,26 @@ def request_metrics(trace: Trace) -> pl.DataFrame:
         .sort("request")
         .collect()
     )
+
+
+def _spans(trace: Trace) -> pl.DataFrame:
+    """Requests with several sequences: request, sequences, span_ns (Σ over them of last − first token, null where not all of them
+    were seen)."""
+    several = trace.several()
+    if not several.height:
+        return several.with_columns(pl.lit(None, dtype=pl.Int64).alias("span_ns"))
+    low, high = int(several["request"][0]), int(several["request"][-1])
+    seen = (
+        trace.of_requests("tokens", low, high + 1)
+        .join(several.lazy().select("request"), on="request", how="semi")
+        .group_by("request", pl.col("sequence").fill_null(0))
+        .agg((pl.col("time_ns").max() - pl.col("time_ns").min()).alias("span_ns"))
+        .group_by("request")
+        .agg(pl.len().cast(pl.Int64).alias("seen"), pl.col("span_ns").sum())
+        .collect(engine="streaming")
+    )
+    span = pl.when(pl.col("seen") == pl.col("sequences")).then("span_ns").alias("span_ns")
+    return several.join(seen, on="request", how="left").select("request", "sequences", span)
 
 
 def one_vantage(tokens: pl.LazyFrame) -> pl.LazyFrame:

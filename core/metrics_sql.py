@@ -44,6 +44,26 @@ _QUEUE = f"""{STAT}(
   WHERE r.finish_ns IS NOT NULL AND r.error IS NULL
 )"""
 
+# Requests of several sequences: how many there are, and the sum of their spans where all were seen.
+SPANS = """\
+(
+    WITH k AS (
+      SELECT request, max(sequence) + 1 AS sequences
+      FROM (SELECT request, sequence FROM tokens UNION ALL SELECT request, sequence FROM stages)
+      WHERE sequence > 0 GROUP BY request
+    ), t AS (
+      SELECT request, max(time_ns) - min(time_ns) AS span FROM tokens
+      WHERE request IN (SELECT request FROM k) GROUP BY request, coalesce(sequence, 0)
+    )
+    SELECT k.request, k.sequences, CASE WHEN count(t.span) = k.sequences THEN sum(t.span) END AS span
+    FROM k LEFT JOIN t USING (request) GROUP BY k.request, k.sequences
+  )"""
+TPOT = """\
+CASE WHEN output_tokens > coalesce(sequences, 1)
+              THEN floor(CASE WHEN sequences IS NULL THEN last_token_ns - first_token_ns
+                              WHEN last_token_ns - first_token_ns IS NOT NULL THEN span END
+                         / (output_tokens - coalesce(sequences, 1)) + 0.5) END"""
+
 GAPS = """\
 WITH seen AS (
   SELECT t.request, coalesce(t.sequence, 0) AS sequence, t.index, t.time_ns, t.count, coalesce(t.coalesced, false) AS coalesced,
@@ -127,10 +147,10 @@ METRICS: dict[str, Metric] = {
             "Time per output token (TPOT)",
             "ns",
             "(last_token_ns − first_token_ns) ÷ (output_tokens − 1)",
-            "A request's mean time per token after the first; one value per request, null under two tokens. Long answers "
-            "weigh as much as "
-            "short ones, unlike in ITL.",
-            _per_request("floor((last_token_ns - first_token_ns) / (output_tokens - 1) + 0.5)", " AND output_tokens > 1"),
+            "A request's mean time per token after the first; one value per request, null under two tokens. Long answers weigh "
+            "as much as short ones, unlike in ITL. Of several sequences in one request (n > 1) each has a first token: Σ of "
+            "their spans ÷ (output_tokens − sequences), null where not all of them were seen.",
+            f"{STAT}(\n  SELECT {TPOT} AS v\n  FROM requests LEFT JOIN {SPANS} USING (request)\n  WHERE {FINISHED}\n)",
         ),
         Metric(
             "e2e",

@@ -69,6 +69,18 @@ class Trace:
             return self.table(name).filter(mine)
         return self._rows(name, mine)
 
+    def several(self) -> pl.DataFrame:
+        """Requests with more than one sequence (n > 1, beams, several prompts), ascending: request, sequences (as `tokens` or
+        `stages` number them)."""
+        frames = []
+        for name in ("tokens", "stages"):
+            more = pl.col("sequence") > 0
+            # Filtered before anything else: next to no row of a long trace is left, and which vantage saw it does not matter.
+            frame = self.table(name).filter(more) if type(self).table is not Trace.table else self._rows(name, more)
+            frames.append(frame.select("request", pl.col("sequence") + 1))
+        found = pl.concat(frames).group_by("request").agg(pl.col("sequence").max().alias("sequences"))
+        return found.sort("request").collect(engine="streaming")
+
     def rows(self, name: str) -> int:
         """Rows of a table, as :meth:`table` gives them."""
         return int(self.table(name).select(pl.len()).collect().item())
