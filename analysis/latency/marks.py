@@ -192,7 +192,11 @@ def outline(
     add(_SCHEDULED, at_stay, order + 1, stays["scheduled_ns"], works, rows)
     add(_STAY_END, at_stay, order + 2, stays["end_ns"], works & (order < last_order[at_stay]), rows)
     add(_RUN_END, every, _LATE, pl.Series(run_end, dtype=pl.Int64), has_runs)
-    add(_FIRST, every, _LATE + 1, requests["first_token_ns"], ~has_runs & ~several)
+    first = requests["first_token_ns"]
+    # Of several stays (a retry) it is that of the one that began last before it; after a hand-over roles tell more.
+    over = _handed_over(stays)
+    passed = np.bincount(at_stay[works & over], minlength=n) > 0 if n else np.zeros(0, dtype=bool)
+    add(_FIRST, every, _of_stay(at_stay, order, stays, first, works & several[at_stay]), first, ~has_runs & ~(several & passed))
     add(_LAST, every, _LATE + 2, requests["last_token_ns"])
     add(_FINISH, every, _LATE + 3, requests["finish_ns"])
 
@@ -215,10 +219,25 @@ def outline(
     role = np.where(left_stay >= 0, roles[left_stay], "") if len(roles) else np.full(len(left), "")
     owner = pos[:-1][same]
     last = _last_end(pos, kinds, stay_row)[:-1][same]
-    over = _handed_over(stays)
-    after = np.where(last >= 0, over[last], False) if len(over) else np.zeros(len(left), dtype=bool)
+    lost = (stays["end_reason"] == "preempted").fill_null(False).to_numpy()
+    after, lost_place = (np.where(last >= 0, x[last], False) if len(x) else np.zeros(len(left), dtype=bool) for x in (over, lost))
     label = _label(left, right, role, has_runs[owner], complete[owner], after)
+    label[lost_place & ((right == _ENQUEUED) | (right == _SCHEDULED))] = L["preempted"]
     return Outline(flatten(x[:-1][same], x[1:][same]), label, line.astype(np.int64))
+
+
+def _of_stay(at: Ints, order: Ints, stays: pl.DataFrame, first: pl.Series, which: npt.NDArray[np.bool_]) -> Ints:
+    """The rank of each request's first token: after the begin of the last of its stays (``which``) that began before it, else
+    after all of them."""
+    found = np.full(first.len(), _LATE + 1, dtype=np.int64)
+    begin = stays["scheduled_ns"]
+    known = which & begin.is_not_null().to_numpy()
+    time = first.fill_null(np.iinfo(np.int64).min).to_numpy()
+    before = known & (begin.fill_null(0).to_numpy() <= time[at])
+    latest = np.full(first.len(), -1, dtype=np.int64)
+    np.maximum.at(latest, at[before], order[before] + 1)
+    found[latest >= 0] = latest[latest >= 0]
+    return found
 
 
 def _last_end(pos: Ints, kinds: Ints, stay_row: Ints) -> Ints:
@@ -263,7 +282,7 @@ def _label(
     label[between & np.isin(role, ("encode", "prefill"))] = L["between_prefill"]
     label[between & (role == "decode")] = L["between_decode"]
     label[running & (right == _FIRST)] = L["prefill"]
-    label[(left == _FIRST) & ((right == _LAST) | (right == _FINISH))] = L["decode"]
+    label[(left == _FIRST) & ((right == _STAY_END) | (right == _LAST) | (right == _FINISH))] = L["decode"]
     label[(left == _RUN_END) & complete] = L["delivery"]
     label[(left == _LAST) & (right == _FINISH)] = L["delivery"]
     return label

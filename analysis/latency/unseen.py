@@ -58,7 +58,10 @@ def facts_of(parts: pl.DataFrame, requests: pl.DataFrame, stays: pl.DataFrame, r
         .group_by("request", maintain_order=True)
         .agg(
             pl.col("enqueued_ns").first().is_not_null().alias("enqueued"),
-            pl.col("scheduled_ns").is_not_null().all().alias("scheduled"),
+            # Who was refused was never worked on there.
+            (pl.col("scheduled_ns").is_not_null() | (pl.col("end_reason") == "refused").fill_null(False))
+            .all()
+            .alias("scheduled"),
             (pl.len() > 1).alias("several"),
             certain.all().alias("certain"),
             *(told[cause].all().alias(f"told_{cause}") for cause in FULL),
