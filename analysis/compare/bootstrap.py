@@ -3,6 +3,10 @@
 Bounded in time and memory. Up to :data:`MOST_REQUESTS` requests, all are redrawn. Of more, the same random :data:`MOST_REQUESTS`
 of them are redrawn, and the interval is narrowed by √(drawn from ÷ all): the m-out-of-n bootstrap (Bickel, Götze, van Zwet 1997),
 right for means and quantiles, whose error falls with the root of the number of requests.
+
+Of a percentile that less than one request lies beyond (p99 of under 100, p95 of under 20) a redrawn sample knows nothing
+larger than its largest: the bootstrap's interval misses in some 9 to 18 % of cases, not 5. It is widened by
+:data:`FEW_BEYOND`, with which it missed in 0 to 5 % of simulated cases (log-normal and exponential, 12 to 90 requests).
 """
 
 from __future__ import annotations
@@ -13,7 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_REQUESTS", "STATS", "WINDOWS", "Sample", "chosen", "composition_intervals", "interval", "ratio_intervals"]
+__all__ = [
+    "FEW_BEYOND",
+    "MOST_REQUESTS",
+    "STATS",
+    "WINDOWS",
+    "Sample",
+    "chosen",
+    "composition_intervals",
+    "interval",
+    "ratio_intervals",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -22,6 +36,7 @@ STATS = ("mean", "p50", "p95", "p99")
 # Windows of ranks by end-to-end time: those of hoptrace.analysis.latency.composition (a test holds them together).
 WINDOWS: dict[str, tuple[float, float] | None] = {"mean": None, "p50": (0.50, 0.05), "p95": (0.95, 0.01), "p99": (0.99, 0.005)}
 MOST_REQUESTS = 20_000
+FEW_BEYOND = 1.5
 _QUANTILES = (0.5, 0.95, 0.99)
 _SEED = 20260101
 _DRAWS = 1000
@@ -70,7 +85,8 @@ def interval(a: Sample, b: Sample, *, paired: bool) -> dict[str, Bounds]:
         lambda times: _stats(*sorted_b, times),
         paired=paired,
         values=len(a.values) + len(b.values),
-        narrower=min(a.narrower, b.narrower) if paired else max(a.narrower, b.narrower),
+        narrower=(min(a.narrower, b.narrower) if paired else max(a.narrower, b.narrower))
+        * np.array([1.0, *(_wider(min(a.requests, b.requests), q) for q in _QUANTILES)]),
     )
     return {} if found is None else dict(zip(STATS, found, strict=True))
 
@@ -94,7 +110,8 @@ def composition_intervals(a: Floats, b: Floats, *, paired: bool, narrower: float
         lambda times: _compositions(ranked_b, times[order_b]),
         paired=paired,
         values=(len(a) + len(b)) * 2,
-        narrower=narrower,
+        narrower=narrower
+        * np.repeat([1.0 if w is None else _wider(min(len(a), len(b)), w[0]) for w in WINDOWS.values()], 2 * width),
     )
     if found is None:
         return {}
@@ -130,6 +147,11 @@ def ranks(n: int, window: tuple[float, float] | None) -> tuple[int, int]:
     return max(0, low), min(n - 1, max(nearest, int((q + half) * (n - 1))))
 
 
+def _wider(requests: int, q: float) -> float:
+    """What an interval of the quantile q is widened by: see the module."""
+    return FEW_BEYOND if requests * (1 - q) < 1 - 1e-9 else 1.0
+
+
 def _bounds(
     n_a: int,
     n_b: int,
@@ -138,7 +160,7 @@ def _bounds(
     *,
     paired: bool,
     values: int,
-    narrower: float,
+    narrower: float | Floats,
 ) -> list[Bounds] | None:
     """Percentile interval of each component of of_b − of_a; both take how often each request is drawn."""
     draws = int(min(_DRAWS, max(_FEWEST, _WORK // max(values, 1))))
