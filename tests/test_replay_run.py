@@ -203,7 +203,7 @@ def test_messages_keep_their_bytes_and_say_that_they_are_assumed(tmp_path: Path)
     assert (j["start_ns"] == j["first_token_ns"]).all() and (j["end_ns"] == j["last_token_ns"]).all()
 
 
-def paced(path: Path, hide: dict[str, list[str]] | None = None) -> Trace:
+def paced(path: Path, hide: dict[str, list[str]] | None = None, **of_server: Any) -> Trace:
     """Nine requests a second apart: 2 ms late, 3 on the way, 4 in the proxy, 1 until the engine began, 30 of work, 7 to end."""
     rows, stays, tokens = [], [], []
     for i in range(9):
@@ -217,7 +217,7 @@ def paced(path: Path, hide: dict[str, list[str]] | None = None) -> Trace:
     frames = {n: pl.DataFrame(v) for n, v in (("requests", rows), ("stages", stays), ("tokens", tokens))}
     for name, columns in (hide or {}).items():
         frames[name] = frames[name].with_columns(pl.lit(None, dtype=pl.Int64).alias(c) for c in columns)
-    return store(path, frames, server())
+    return store(path, frames, server(**of_server))
 
 
 def test_time_outside_the_engine_is_measured_and_put_back(tmp_path: Path) -> None:
@@ -240,7 +240,8 @@ def test_time_outside_the_engine_is_measured_and_put_back(tmp_path: Path) -> Non
 
 def test_enqueued_to_ready_is_queueing_as_in_a_recording(tmp_path: Path) -> None:
     """It holds no place yet, so it is not time between its steps; all parts before the engine line up."""
-    seen = paced(tmp_path / "s.trace")
+    # (Of a pool of KV blocks nobody told the use, so whether there was room would be unknown in the recording.)
+    seen = paced(tmp_path / "s.trace", block_size_tokens=None, kv_capacity_tokens=None)
     out = predict(seen, "as-recorded", cost=fixed(any_prefill_ns=30 * MS))
     a, b = account(seen).parts, account(out.trace).parts
     before = ["client_ns", "network_in_ns", "proxy_ns", "queue_room_ns", "queue_slots_ns", "prefill_ns", "delivery_ns"]
