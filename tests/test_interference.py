@@ -213,6 +213,22 @@ def test_more_decoders_than_ever_alone_are_extrapolated_and_said() -> None:
     assert any("12 of 12 mixed steps hold more decoders than any step without prompts (2)" in n for n in notes)
 
 
+@pytest.mark.parametrize(("times", "said"), [(1.0, False), (1.1, False), (2.0, True)])
+def test_one_cost_for_servers_that_are_not_alike_is_said(times: float, said: bool) -> None:
+    """A server twice as slow beside another: one fit is off by some 20 % for it (found by hand), and nothing else says so."""
+    rng = np.random.default_rng(3)
+    made = []
+    for prompt, decoders in zip(rng.integers(0, 3, 300) * 200, rng.integers(0, 9, 300), strict=True):
+        what = composition(int(prompt), 0, int(decoders) or int(prompt == 0), 100 * int(decoders))
+        made.append((what, int(10 * MS + prompt * 20_000 + what["decode_requests"] * 500_000)))
+    slow = steps_of([(what, int(length * times)) for what, length in made]).with_columns(pl.lit("t").alias("server"))
+    _, _, unseen, _ = model_of(pl.concat([steps_of(made), slow]), None)
+    told = [u for u in unseen if "servers" in u]
+    assert bool(told) == said
+    assert not said or ("steps of t take 2.0 times as long as those of s" in told[0])
+    assert model_of(pl.concat([steps_of(made), slow]), COST)[2] == []
+
+
 def test_no_cost_no_error() -> None:
     rows = {"requests": [{"request": 1, "arrival_ns": 0, "finish_ns": 100, "received_ns": 0}]}
     a = account(MemoryTrace(rows, Manifest(origin="recorded", servers=[Server(name="s")], closed=True)))

@@ -35,6 +35,8 @@ _GONE = {"prefill": (2, 6, 7), "decode": (1, 3, 4, 5)}  # features that leave wh
 _PREFILL, _DECODE, _BATCHED, _ATTENTION = (
     FEATURES.index(f) for f in ("prefill_tokens", "decode_requests", "batched", "prefill_attention")
 )
+_FEWEST = 20  # steps that tell how fast a server is
+_UNLIKE = 1.25  # how much slower than another it is to be said
 _CAP = 3.0  # standard deviations above its cost that a mixed step is taken to last
 _MOST_STEPS = 200_000  # of which spreads are taken
 _OUTLIER = 8.0  # robust standard deviations
@@ -111,6 +113,7 @@ def model_of(
         error = f", median error {p50:.1%}" if isinstance(p50, float) else ""
         notes.append(f"Split of mixed steps by a step cost fitted to {cost.error.get('n')} steps{error}.")
         phases, unseen = told_apart(steps if every is None else every)
+        unseen += _unlike_servers(steps, cost)
     x, y = _sampled(steps)
     c = cost._cost(x).astype(np.float64)
     whole = (c > 0) & (y > 0)
@@ -134,6 +137,25 @@ def _extrapolated(x: Ints, prefill: npt.NDArray[np.bool_], decode: npt.NDArray[n
     return [
         f"{beyond:,} of {len(mixed):,} mixed steps hold more decoders than any step without prompts ({most:,}): what they would "
         "have taken alone is extrapolated."
+    ]
+
+
+def _unlike_servers(steps: pl.DataFrame, cost: StepCost) -> list[str]:
+    """Whether one cost holds for the steps of all servers: another device or model beside them has one of its own."""
+    took = {}
+    for (server,), own in sorted(steps.partition_by("server", as_dict=True).items()):
+        x, y = _sampled(own)
+        c = cost._cost(x).astype(np.float64)
+        whole = (c > 0) & (y > 0)
+        if whole.sum() >= _FEWEST:
+            took[str(server)] = float(np.median(y[whole] / c[whole]))
+    if len(took) < 2 or max(took.values()) <= _UNLIKE * min(took.values()):
+        return []
+    slow, fast = max(took, key=took.__getitem__), min(took, key=took.__getitem__)
+    return [
+        f"Interference: one step cost is fitted to the steps of {len(took)} servers, but it is not one: against it, steps of "
+        f"{slow} take {took[slow] / took[fast]:.1f} times as long as those of {fast}. What their mixed steps are split into may be "
+        "off by as much."
     ]
 
 
