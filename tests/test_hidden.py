@@ -169,11 +169,57 @@ def test_answers_in_messages() -> None:
     assert any("do not say their transfers" in s for s in v.unseen)
 
 
+def test_answers_larger_than_a_column_holds() -> None:
+    rows = {
+        "requests": [{"request": i, "output_tokens": 6, "arrival_ns": 0, "finish_ns": 9} for i in range(3)],
+        "moves": [
+            {"request": i, "object": "tokens", "src": "server:s", "dst": "client", "mechanism": "message", "transfers": 6,
+             "bytes": 2**62, "start_ns": 0, "end_ns": 9, "basis": "counted"}
+            for i in range(3)
+        ],
+    }  # fmt: skip
+    split = of(rows).split
+    size, header = split.figure("bytes_per_message"), split.figure("header_share")
+    assert size.value is None and header.value is None and size.why is not None and "do not add up" in size.why
+    assert split.figure("messages_per_answer").value == 6.0
+
+
 def test_unlike_bases_are_not_added_up() -> None:
     moves = [move(0, 1, request=1, bytes=100, transfers=10), move(0, 1, request=2, bytes=900, transfers=3, basis="assumed")]
     h = of({"moves": moves}, PAIR)
     assert h.remote.figure("server_bytes").as_dict()["value"] == 900 and h.remote.figure("server_bytes").basis == "assumed"
     assert (h.split.figure("messages_per_transfer").value, h.split.figure("messages_per_transfer").basis) == (10, "counted")
+
+
+def test_waits_of_unlike_bases_are_not_added_up() -> None:
+    """Counted and assumed looks, around a transfer and elsewhere: the counted ones are told, as a lower bound."""
+
+    def wait(start: int, end: int, basis: str, count: int, **more: Any) -> dict[str, Any]:
+        return {
+            "start_ns": start,
+            "end_ns": end,
+            "kind": "poll",
+            "on": "x",
+            "count": count,
+            "basis": basis,
+            "server": "d",
+            **more,
+        }
+
+    waits = [
+        wait(2, 4, "counted", 3, request=1), wait(3, 9, "assumed", 1000, request=1),
+        wait(100, 105, "counted", 7), wait(200, 290, "assumed", 5000),
+    ]  # fmt: skip
+    h = of({"moves": [move(0, 10, request=1, bytes=100, transfers=1)], "waits": waits}, PAIR)
+    per, asking, ratio = (h.confirm.figure(n) for n in ("confirmations_per_transfer", "confirming_ns", "confirming_per_moving"))
+    assert (per.value, per.basis, per.at_least) == (3, "counted", True)
+    assert (asking.value, asking.at_least, ratio.value) == (2, True, 2 / 8)
+    n, time = h.shared.figure("shared_waits"), h.shared.figure("shared_wait_ns")
+    assert (n.value, n.basis, n.at_least, time.value) == (7, "counted", True, 5)
+    assert h.shared.sentence.startswith("At least 7 syncs") or "at least 7 syncs" in h.shared.sentence
+    only = of({"waits": waits[3:]}, PAIR).shared
+    assert (only.figure("shared_waits").value, only.figure("shared_waits").basis) == (5000, "assumed")
+    assert "(assumed)" in only.sentence
 
 
 @pytest.mark.parametrize(
@@ -261,13 +307,13 @@ def test_shared_state_again_and_again() -> None:
         wait("lock", 0, 10, request=1, on="scheduler", count=5),
         wait("lock", 20, 30, request=1, on="scheduler", count=1),
         wait("lock", 0, 4, request=2, on="scheduler"),
-        wait("sync", 0, 7, server="s", step=1, count=3, basis="derived"),
+        wait("sync", 0, 7, server="s", step=1, count=3),
     ]
     v = of({"requests": [{"request": 1, "arrival_ns": 0, "output_tokens": 4}], "waits": waits}).shared
     value = {f.name: f.value for f in v.figures}
     assert (value["shared_waits"], value["shared_wait_ns"], value["shared_waits_per_token"]) == (10, 31, 2.5)
     assert (value["repeats"], value["most_repeats"]) == (10 / 3, 6)
-    assert v.figure("shared_waits").basis == "derived", "it rests on a derived wait too"
+    assert v.figure("shared_waits").basis == "counted" and not v.figure("shared_waits").at_least
     assert v.time_ns == 31 and v.share is None
 
 

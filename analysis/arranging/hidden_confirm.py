@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from hoptrace.analysis.arranging.hidden_view import Figure, Seen, View, int_sum, sentence
+from hoptrace.analysis.arranging.hidden_view import Figure, Seen, View, best_known, int_sum, sentence
 from hoptrace.analysis.arranging.operations import access_of
 from hoptrace.analysis.query import query
 from hoptrace.analysis.text import count_text, counted, duration_text, percent
@@ -42,8 +42,7 @@ def _transfers(seen: Seen, rows: pl.DataFrame) -> list[Figure]:
     n = spans["(moving)"]["transfers"] if "(moving)" in spans else 0
     moving = spans["(moving)"]["wait_ns"] if n else None
     asking = spans["(confirming)"]["wait_ns"] if n else None
-    bases = rows["basis"].unique().to_list()
-    basis = bases[0] if len(bases) == 1 else ("assumed" if "assumed" in bases else "derived") if bases else None
+    rows, basis, more = best_known(rows)
     operations = int_sum(rows["operations"])
     why = None if n else "would need waits of kind doorbell, poll, interrupt or sync beside `moves` of state"
     source = "waits that touch a move of the same request, step or server"
@@ -57,9 +56,10 @@ def _transfers(seen: Seen, rows: pl.DataFrame) -> list[Figure]:
             "operations",
             basis,
             source,
-            why=why,
+            more,
+            why,
         ),
-        Figure("confirming_ns", "time in which somebody rang, asked or confirmed", asking, "ns", basis, source, why=why),
+        Figure("confirming_ns", "time in which somebody rang, asked or confirmed", asking, "ns", basis, source, more, why),
         Figure(
             "moving_ns",
             "the rest of those moves' time: at most so long the data took",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from hoptrace.analysis.arranging.hidden_view import Figure, Seen, View, int_sum, sentence
+from hoptrace.analysis.arranging.hidden_view import Figure, Seen, View, best_known, int_sum, sentence
 from hoptrace.analysis.arranging.operations import summed
 from hoptrace.analysis.query import query
 from hoptrace.analysis.term import sql_of
@@ -70,13 +70,13 @@ def _own(seen: Seen) -> pl.DataFrame:
 
 
 def _waits(seen: Seen, rows: pl.DataFrame) -> list[Figure]:
-    basis = _weakest(rows)
+    rows, basis, more = best_known(rows)
     why = None if rows.height else "would need waits of kind sync, lock, serialize or poll"
     n, time, scopes = (int_sum(rows[c]) for c in ("operations", "wait_ns", "scopes"))
     most = rows["most"].max() if rows.height else None
     source = "waits of these kinds that belong to no transfer of state"
     return [
-        Figure("shared_waits", "recorded syncs, locks, serializations, polls", n, "operations", basis, source, why=why),
+        Figure("shared_waits", "recorded syncs, locks, serializations, polls", n, "operations", basis, source, more, why),
         Figure(
             "shared_waits_per_token",
             "of them per output token",
@@ -84,9 +84,10 @@ def _waits(seen: Seen, rows: pl.DataFrame) -> list[Figure]:
             "operations/token",
             basis,
             source,
-            why=why or (None if seen.per_token(n) is not None else "would need the number of output tokens"),
+            more,
+            why or (None if seen.per_token(n) is not None else "would need the number of output tokens"),
         ),
-        Figure("shared_wait_ns", "time in them", time, "ns", basis, source, why=why),
+        Figure("shared_wait_ns", "time in them", time, "ns", basis, source, more, why),
         Figure(
             "repeats",
             "times that one request or step does the same wait",
@@ -106,12 +107,6 @@ def _waits(seen: Seen, rows: pl.DataFrame) -> list[Figure]:
             why=why,
         ),
     ]
-
-
-def _weakest(rows: pl.DataFrame) -> str | None:
-    """The weakest basis of several: a figure rests on all of them."""
-    have = rows["basis"].unique().to_list()
-    return next((b for b in ("unstated", "assumed", "derived", "counted") if b in have), None)
 
 
 def _syncs(seen: Seen) -> list[Figure]:
@@ -263,7 +258,8 @@ def _sentence(f: dict[str, Figure], seen: Seen) -> str:
         each = f["repeats"].value
         again = "" if each is None else f", {count_text(round(float(each), 1))} times by the same request or step"
         said.append(
-            f"{n:,} syncs, locks, serializations and polls outside transfers took "
+            f"{'at least ' if f['shared_waits'].at_least else ''}{n:,} syncs, locks, serializations and polls outside transfers"
+            f"{' (assumed)' if f['shared_waits'].basis == 'assumed' else ''} took "
             f"{duration_text(f['shared_wait_ns'].value)}{again}"
         )
     if (n := f["syncs_per_step"].value) is not None:

@@ -98,18 +98,21 @@ def _answer(seen: Seen) -> list[Figure]:
     top = found.row(0, named=True) if found.height and found["messages"][0] else None
     basis = None if top is None else str(top["basis"])
     why = None if top is not None else "would need moves of tokens to clients, with transfers and bytes"
-    per, each, size, cost = None, None, None, None
+    per, each, size, cost, why_size = None, None, None, None, why
     overhead = OVERHEAD["loopback" if all(is_loopback(s.url) for s in seen.manifest.servers) else "tcp"]
     if top is not None:
         per, each = top["messages"] / top["answers"], top["output_tokens"] / top["messages"]
-        size = top["bytes"] / top["messages"]
-        head = overhead.of(round(size), 1)
-        cost = head / (head + size) if size else None
+        if top["bytes"] is None:  # beyond what a column of the answer holds
+            why_size = "the bytes of the answers do not add up to a number that a trace can hold"
+        else:
+            size = top["bytes"] / top["messages"]
+            head = overhead.of(round(size), 1)
+            cost = head / (head + size) if size else None
     source = "moves of tokens to clients: transfers, bytes"
     return [
         Figure("messages_per_answer", "messages in which an answer reaches the client", per, "messages", basis, source, why=why),
         Figure("tokens_per_message", "tokens in each", each, "tokens", basis, "output tokens ÷ those messages", why=why),
-        Figure("bytes_per_message", "bytes of each, as HTTP carries them", size, "bytes", basis, source, why=why),
+        Figure("bytes_per_message", "bytes of each, as HTTP carries them", size, "bytes", basis, source, why=why_size),
         Figure(
             "header_share",
             "share of packet headers in what the link then carries",
@@ -117,7 +120,7 @@ def _answer(seen: Seen) -> list[Figure]:
             "share",
             "assumed",
             f"{overhead.packet_bytes} bytes a packet ({overhead.source})",
-            why=why,
+            why=why_size,
         ),
     ]
 

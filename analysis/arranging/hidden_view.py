@@ -12,7 +12,7 @@ from hoptrace.analysis.latency.accounting import Accounting
 from hoptrace.manifest import Manifest
 from hoptrace.reader import Trace
 
-__all__ = ["Figure", "Seen", "View", "int_sum", "sentence"]
+__all__ = ["Figure", "Seen", "View", "best_known", "int_sum", "sentence"]
 
 
 def int_sum(values: pl.Series) -> int | None:
@@ -21,6 +21,14 @@ def int_sum(values: pl.Series) -> int | None:
         return None
     total = sum(values.to_list())
     return total if -(1 << 63) <= total < 1 << 63 else None
+
+
+def best_known(rows: pl.DataFrame) -> tuple[pl.DataFrame, str | None, bool]:
+    """Of rows of several bases those of the best known one, which it is, and whether others are left out: what was counted,
+    derived and assumed is never added up."""
+    have = set(rows["basis"].to_list())
+    best = next((b for b in ("counted", "derived", "assumed", "unstated") if b in have), None)
+    return rows.filter(pl.col("basis").eq_missing(best)), best, len(have) > 1
 
 
 def sentence(said: list[str], otherwise: str) -> str:

@@ -23,12 +23,16 @@ WITH owned AS (
   SELECT *, bool_or(kind <> 'serialize') OVER (PARTITION BY scope, number, place) AS asked
   FROM reached
   WHERE kind IS NULL OR reach_ns >= start_ns
+), best AS (
+  -- of several bases the best known alone: what was counted and what was assumed is never one number
+  SELECT arg_min(basis, list_position(['counted', 'derived', 'assumed', 'unstated'], basis)) AS basis
+  FROM touching WHERE kind <> 'serialize'
 ), edges AS (
   SELECT scope, number, place, start_ns AS t, (kind IS NULL)::INT AS m, (kind IS NOT NULL)::INT AS c
-  FROM touching WHERE asked AND kind IS DISTINCT FROM 'serialize'
+  FROM touching, best WHERE asked AND (kind IS NULL OR kind <> 'serialize' AND touching.basis = best.basis)
   UNION ALL
   SELECT scope, number, place, end_ns, -(kind IS NULL)::INT, -(kind IS NOT NULL)::INT
-  FROM touching WHERE asked AND kind IS DISTINCT FROM 'serialize'
+  FROM touching, best WHERE asked AND (kind IS NULL OR kind <> 'serialize' AND touching.basis = best.basis)
 ), spans AS (
   SELECT lead(t) OVER w - t::HUGEINT AS ns, sum(m) OVER (w RANGE UNBOUNDED PRECEDING) AS m, sum(c) OVER (w RANGE UNBOUNDED PRECEDING) AS c
   FROM edges WINDOW w AS (PARTITION BY scope, number, place ORDER BY t)
