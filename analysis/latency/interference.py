@@ -154,8 +154,8 @@ def _unlike_servers(steps: pl.DataFrame, cost: StepCost) -> list[str]:
     slow, fast = max(took, key=took.__getitem__), min(took, key=took.__getitem__)
     return [
         f"Interference: one step cost is fitted to the steps of {len(took)} servers, but it is not one: against it, steps of "
-        f"{slow} take {took[slow] / took[fast]:.1f} times as long as those of {fast}. What their mixed steps are split into may be "
-        "off by as much."
+        f"{slow} take {took[slow] / took[fast]:.1f} times as long as those of {fast}. What their mixed steps are split into may "
+        "be off by as much."
     ]
 
 

@@ -105,7 +105,8 @@ PARTS: tuple[Part, ...] = (
     Part("skipped", "coordination", "left out of steps", "It holds a place, and a step runs without it.", "steps, residency"),
     Part(
         "preempted", "capacity", "preempted",
-        "It lost its place and waits to get it back, until the step that takes it up again.", "steps.preempted, or residency",
+        "It lost its place and waits to get it back, until the step that takes it up again.",
+        "steps.preempted, or residency, or stages.end_reason",
     ),
     Part("recompute", "repeated work", "recomputed", "In steps that compute tokens of it a second time.", "residency or waits"),
     Part("transfer", "carrying", "transfer", "Outside steps, while its KV or other state is carried.", "moves or waits"),
