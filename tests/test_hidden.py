@@ -187,7 +187,9 @@ def test_answers_larger_than_a_column_holds() -> None:
 def test_unlike_bases_are_not_added_up() -> None:
     moves = [move(0, 1, request=1, bytes=100, transfers=10), move(0, 1, request=2, bytes=900, transfers=3, basis="assumed")]
     h = of({"moves": moves}, PAIR)
-    assert h.remote.figure("server_bytes").as_dict()["value"] == 900 and h.remote.figure("server_bytes").basis == "assumed"
+    size = h.remote.figure("server_bytes")
+    assert (size.value, size.basis, size.at_least) == (900, "assumed", True)
+    assert h.remote.sentence.startswith("At least 900 B of state went between servers (assumed)")
     assert (h.split.figure("messages_per_transfer").value, h.split.figure("messages_per_transfer").basis) == (10, "counted")
 
 

@@ -127,7 +127,7 @@ def _moves(seen: Seen, rows: pl.DataFrame) -> list[Figure]:
             if v[0] is not None
         ]
         size, basis, unknown, time = max(sums, key=lambda x: (x[0], x[1])) if sums else (None, None, None, None)
-        least = bool(unknown) or mine.height > told.height
+        least = bool(unknown) or mine.height > told.height or len(sums) > 1
         why = None if size is not None else "would need moves with bytes between places that the manifest names"
         each = seen.per_token(size)
         source = "moves.bytes by src and dst"
@@ -224,7 +224,9 @@ def _sentence(f: dict[str, Figure], seen: Seen) -> str:
         if (size := f[f"{name}_bytes"].value) is not None:
             each = f[f"{name}_bytes_per_token"].value
             per = "" if each is None else f" ({bytes_text(float(each))} per output token)"
-            said.append(f"{'at least ' if f[f'{name}_bytes'].at_least else ''}{bytes_text(size)} of state went {words}{per}")
+            how = " (assumed)" if f[f"{name}_bytes"].basis == "assumed" else ""
+            least = "at least " if f[f"{name}_bytes"].at_least else ""
+            said.append(f"{least}{bytes_text(size)} of state went {words}{per}{how}")
     if (time := f["transfer_ns"].value) and (share := seen.share_of(int(time))) is not None:
         said.append(f"requests waited {duration_text(float(time))} for it ({percent(share)} of latency)")
     if (share := f["collective_share"].value) is not None:
