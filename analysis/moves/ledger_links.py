@@ -147,15 +147,12 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
     found = [query_with(trace, name, relations, _VIEWS) for name in names]
     found += [_NO_BINS] * (3 - len(found))
     local = local_links(trace.manifest)
-    out = [
-        LinkUse(
-            k.name, k.kind, k.a, k.b, k.bytes_per_s,
-            _ways(
-                k, "loopback" if k.name in local else k.kind, *(f.filter(pl.col("link") == k.name) for f in found), when, lossy,
-            ),
-        )
-        for k in links.values()
-    ]  # fmt: skip
+    out = []
+    for k in links.values():
+        moved, counters, bins = (f.filter(pl.col("link") == k.name) for f in found)
+        kind = "loopback" if k.name in local else k.kind
+        ways = _ways(k, kind, moved, counters, bins, when, lossy)
+        out.append(LinkUse(k.name, k.kind, k.a, k.b, k.bytes_per_s, ways))
     return out, _elsewhere(out)
 
 
