@@ -135,6 +135,8 @@ def field_metrics(trace: Trace, *, slo: Mapping[str, int] | None = None) -> Fiel
             unseen.append(f"First tokens as seen by {_joined([who[n] for n in missing])}: not recorded.")
     if known and (late := _hidden(done)):
         notes.append(late)
+    if apart := _apart(done):
+        notes.append(apart)
     if preemption.preemptions is None:
         unseen.append("No step says whether it preempted anyone: preemption is unknown.")
     drafts = _drafts(trace)
@@ -218,6 +220,19 @@ def _hidden(done: pl.DataFrame) -> str | None:
     return (
         f"The load generator was late by {late.p50_ns / 1e6:,.1f} ms at the median and {late.p99_ns / 1e6:,.1f} ms at p99: timed "  # type: ignore[operator]
         f"from sending, p99 of TTFT would be {hidden / 1e6:,.1f} ms less (coordinated omission); TTFT here counts from arrival."
+    )
+
+
+def _apart(done: pl.DataFrame) -> str | None:
+    """Client and server side by side, where they did not see the same requests."""
+    client, server = stat(done["client_ttft"]), stat(done["server_ttft"])
+    both = done.filter(pl.col("client_ttft").is_not_null() & pl.col("server_ttft").is_not_null())
+    sent, received = stat(both["client_ttft"]), stat(both["server_ttft"])
+    if sent.mean_ns is None or received.mean_ns is None or client.n == server.n == sent.n:
+        return None
+    return (
+        f"TTFT from sending is of {client.n:,} requests, from receiving of {server.n:,}; of the {sent.n:,} in both it is "
+        f"{sent.mean_ns / 1e6:,.1f} and {received.mean_ns / 1e6:,.1f} ms at the mean."
     )
 
 

@@ -283,3 +283,22 @@ def test_every_metric_is_explained() -> None:
         assert (
             m.name == name and m.title and m.unit and m.formula and m.doc.endswith(".") and m.sql.lstrip()[:4] in ("SELE", "WITH")
         )
+
+
+def test_client_and_server_side_by_side_are_of_the_same_requests() -> None:
+    """The client did not say when it sent the third: its 900 ms are in one of the two means only."""
+    rows = [
+        {
+            "request": i,
+            "arrival_ns": 0,
+            "sent_ns": sent,
+            "received_ns": 2 * MS,
+            "first_token_ns": first * MS,
+            "finish_ns": 1_000 * MS,
+        }
+        for i, (sent, first) in enumerate([(0, 10), (0, 20), (None, 900)])
+    ]
+    found = field_metrics(MemoryTrace({"requests": rows}))
+    said = "TTFT from sending is of 2 requests, from receiving of 3; of the 2 in both it is 15.0 and 13.0 ms at the mean."
+    assert found.notes == [said]
+    assert field_metrics(MemoryTrace({"requests": rows[:2]})).notes == []
