@@ -208,7 +208,8 @@ def _moved_text(moved: Ledger) -> str:
             moves = seen["transfers"] if seen["transfers"] is not None else seen["moves"]
             whole = _of_basis(moved.totals(memory=False), basis) or {}
             bound = "at least " if whole.get("bytes_unknown") or whole.get("partly") else ""
-            said.append(f"{count_text(moves)} transfers of together {bound}{bytes_text(seen['bytes'])} ({basis})")
+            few = "at least " if whole.get("transfers_unknown") or whole.get("partly") else ""
+            said.append(f"{few}{count_text(moves)} transfers of together {bound}{bytes_text(seen['bytes'])} ({basis})")
             break
     own = _of_basis(moved.per_token(memory=True), "derived")
     if own and own["bytes"] is not None:

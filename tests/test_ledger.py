@@ -12,6 +12,7 @@ from support.memory import MemoryTrace
 from hoptrace.analysis.moves.ledger import ledger
 from hoptrace.analysis.moves.ledger_rows import moved_rows
 from hoptrace.analysis.query import query
+from hoptrace.analysis.report import report
 from hoptrace.manifest import Manifest, Server
 
 GEOMETRY = Server(name="s", weight_bytes=1000, layers=2, kv_heads=1, heads=1, head_size=4, kv_dtype="f16")
@@ -343,3 +344,14 @@ def test_moves_that_were_recorded_for_half_of_the_time_are_a_lower_bound() -> No
     assert book.totals(memory=False)["partly"].to_list() == [True]
     lossy = {**rows, "coverage": [{"table": "moves", "source": "test", "from_ns": 0, "to_ns": 2 * 10**9, "fraction": 0.9}]}
     assert ledger(MemoryTrace(lossy, MANIFEST)).rows["partly"].to_list() == [False, True], "nobody says what the plug-in saw"
+
+
+def test_transfers_that_some_moves_do_not_say_are_a_lower_bound() -> None:
+    """A connector that tells bytes alone: the headline does not divide all bytes by the transfers of others."""
+    told, silent = move(bytes=100, transfers=10, payload_hops=2), move(bytes=900, transfers=None, mechanism=None)
+    trace = MemoryTrace({"requests": REQUESTS, "moves": [told, silent]}, MANIFEST)
+    [row] = [r for r in ledger(trace).rows.to_dicts() if r["mechanism"] is None]
+    assert (row["transfers"], row["transfers_unknown"], row["payload_hops_unknown"]) == (None, 1, 1)
+    assert "at least 1 transfers of together 100 B (counted)" in report(trace).headline
+    alone = report(MemoryTrace({"requests": REQUESTS, "moves": [told]}, MANIFEST)).headline
+    assert "takes 1 transfers of together 10 B (counted)" in alone

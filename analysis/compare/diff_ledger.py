@@ -170,6 +170,6 @@ def _untold(row: dict[str, Any], what: str) -> bool:
         return True
     if "bytes" in what:
         return bool(row["bytes_unknown"])
-    if what == "control_ops" and row["control_ops_unknown"]:
+    if row.get(f"{what}_unknown"):
         return True
     return what in _ASSUMED and bool(row[f"{what}_assumed"])

@@ -42,11 +42,11 @@ class Ledger:
 
     Attributes:
         rows: object, src, dst, path (list of links, null if not told), mechanism, basis, and sums: moves, bytes, bytes_unknown,
-            link_bytes, transfers, payload_hops, control_ops, control_ops_unknown; for the moves that do not say theirs
+            link_bytes, transfers, payload_hops, control_ops, and how many moves do not say theirs (*_unknown); for these
             payload_hops_assumed and control_ops_assumed (and assumed_payload_bytes ÷ assumed_payload_ops: the semantic density of
-            those of known size). ``partly``: who tells of them did not see all of them.
-            Sums are null where nothing is known; ``link_bytes`` charges every link of a path; hops and
-            control operations are those of the access path times the transfers that take it.
+            those of known size). ``partly``: who tells of them did not see all of them. Sums are null where nothing is known;
+            ``link_bytes`` charges every link of a path; hops and control operations are those of the access path times the
+            transfers that take it.
         links: link, object, src, dst, mechanism, basis, moves, bytes, bytes_unknown, transfers (only moves with a path).
         output_tokens, requests, duration_ns: what the figures per token, request and second are divided by; null if unknown.
             All requests count, also failed and unfinished ones: they moved data too.

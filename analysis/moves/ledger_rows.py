@@ -18,8 +18,8 @@ from hoptrace.reader import Trace
 __all__ = ["SCHEMA", "SUMS", "known_sum", "local_links", "memory_rows", "moved_rows"]
 
 SUMS = (
-    "moves", "bytes", "bytes_unknown", "link_bytes", "transfers", "payload_hops", "control_ops", "control_ops_unknown",
-    "payload_hops_assumed", "control_ops_assumed",
+    "moves", "bytes", "bytes_unknown", "link_bytes", "transfers", "transfers_unknown", "payload_hops", "payload_hops_unknown",
+    "control_ops", "control_ops_unknown", "payload_hops_assumed", "control_ops_assumed",
 )  # fmt: skip
 _HELD = ("assumed_payload_bytes", "assumed_payload_ops")
 SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
