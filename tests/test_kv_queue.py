@@ -89,3 +89,19 @@ def test_the_head_is_known_without_a_stamp_of_its_entry() -> None:
     }
     assert of_queue(rows, 1) == {"kv": 50.0}
     assert of_queue(rows, 2) == {"kv": 40.0, "room": 20.0}
+
+
+def test_a_head_of_unknown_length_may_lack_kv_or_not() -> None:
+    """200 tokens are free: enough for 50, too few for 500, and who knows for whom nobody counted."""
+    rows = {
+        "requests": [request(0, 0, 0, 100, 16), request(1, 10, 60, 100, 500), request(2, 20, 80, 100, 50)],
+        "stages": [stay(0, 0, 0, 100), stay(1, 10, 60, 100), stay(2, 20, 80, 100)],
+        "steps": [step(i, 800) for i in range(10)],
+        "residency": [run(0, 0, 9), run(1, 6, 9), run(2, 8, 9)],
+    }
+    rows["requests"][1].pop("prompt_tokens")
+    assert of_queue(rows, 1) == {"unknown": 50.0}
+    assert of_queue(rows, 2) == {"unknown": 40.0, "room": 20.0}
+    # With less than a block free nobody fits.
+    rows["steps"] = [s | {"kv_used_tokens": 990} for s in rows["steps"]]
+    assert of_queue(rows, 2) == {"kv": 60.0}

@@ -61,6 +61,9 @@ def fullness(
     found = {"slots": taken, "kv": _NEVER, "budget": _NEVER, "full": deferred}
     told = {name for name, there in (("slots", (state.slots > 0).any()), ("full", len(state.deferred.time))) if there}
     until = _until(steps, _merged(sure, maybe)) if kv is not None or budget is not None else None
+    if kv is not None and until is not None and (blind := _head_unknown(steps, stays) & ~kv).any():
+        # Nobody knows whether what is free would have done for a head of unknown length.
+        known = _both(known, _outside((steps["start_ns"].to_numpy()[blind], until[blind])))
     for name, full in (("kv", kv), ("budget", budget)):
         if full is not None and until is not None:
             found[name] = steps["start_ns"].to_numpy()[full], until[full]
@@ -102,6 +105,12 @@ def _both(a: Spans, b: Spans) -> Spans:
     start, end = edges[:-1], edges[1:]
     inside = (first.before(end) > first.before(start)) & (second.before(end) > second.before(start))
     return start[inside], end[inside]
+
+
+def _outside(spans: Spans) -> Spans:
+    """When none of them is."""
+    all_ = _union([spans])
+    return np.append(-FAR, all_.end), np.append(all_.start, FAR)
 
 
 def _union(found: list[Spans]) -> Busy:
@@ -272,18 +281,33 @@ def _sampled_kv(used: Samples | None, stays: pl.DataFrame, server: Server | None
 def _too_little(at: Ints, free: Ints, stays: pl.DataFrame, server: Server | None) -> Bools:
     """At which moments the free KV (tokens) is less than the first in the queue needs, or than a block where nobody waits."""
     block = _block(server)
+    need = np.full(len(at), block, dtype=np.int64)
+    queue, head, waits = _head(at, stays)
+    if queue.height:
+        prompt = queue["prompt_tokens"].fill_null(0).to_numpy()
+        need = np.where(waits, np.maximum(prompt[head], block), block)
+    return np.asarray(free < need)
+
+
+def _head_unknown(steps: pl.DataFrame, stays: pl.DataFrame) -> Bools:
+    """At the begin of which steps somebody heads the queue whose prompt's length nobody knows."""
+    queue, head, waits = _head(steps["start_ns"].to_numpy(), stays)
+    found: Bools = waits & queue["prompt_tokens"].is_null().to_numpy()[head] if queue.height else waits
+    return found
+
+
+def _head(at: Ints, stays: pl.DataFrame) -> tuple[pl.DataFrame, Ints, Bools]:
+    """(those who waited, which of them heads the queue at each moment, whether he does): first come, first served, so it is the
+    first that came of those that are scheduled after it."""
     queue = stays.filter(pl.col("waits_from_ns").is_not_null() & pl.col("scheduled_ns").is_not_null()).sort(
         "waits_from_ns", maintain_order=True
     )
-    need = np.full(len(at), block, dtype=np.int64)
-    if queue.height:
-        # First come, first served: the head at a moment is the first by enqueuing that is scheduled after it.
-        enqueued, prompt = queue["waits_from_ns"].to_numpy(), queue["prompt_tokens"].fill_null(0).to_numpy()
-        reach = np.maximum.accumulate(queue["scheduled_ns"].to_numpy())
-        head = np.minimum(np.searchsorted(reach, at, side="right"), len(reach) - 1)
-        waits = (reach[head] > at) & (enqueued[head] <= at)
-        need = np.where(waits, np.maximum(prompt[head], block), block)
-    return np.asarray(free < need)
+    if not queue.height:
+        return queue, np.zeros(len(at), dtype=np.int64), np.zeros(len(at), dtype=bool)
+    came = queue["waits_from_ns"].to_numpy()
+    reach = np.maximum.accumulate(queue["scheduled_ns"].to_numpy())
+    head = np.minimum(np.searchsorted(reach, at, side="right"), len(reach) - 1)
+    return queue, head, (reach[head] > at) & (came[head] <= at)
 
 
 def _block(server: Server | None) -> int:

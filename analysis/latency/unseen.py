@@ -216,7 +216,7 @@ def _sentences(facts: pl.DataFrame, modelled: bool, why_no_cost: str | None, gap
     say(
         f["scheduled"] & f["certain"] & ~f["split"],
         "for part of their queueing nobody knows whether their server was full (it was away, may have worked for clients "
-        "that had gone, or its KV use is unknown), so it is not told apart.",
+        "that had gone, or its KV use or a prompt's length is unknown), so it is not told apart.",
     )
     say(
         ~f["steps"] & (f["worked"] | f["first"]),
