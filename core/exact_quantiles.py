@@ -21,7 +21,7 @@ __all__ = ["Scan", "Zones", "brackets", "order_statistics", "type7"]
 
 Ints = npt.NDArray[np.int64]
 Pair = tuple[Ints, Ints]  # values and their weights (≥ 1)
-Scan = Callable[[Callable[[Ints, Ints], "Zones"]], Iterable["Zones"]]
+Scan = Callable[[Callable[[Ints, Ints | None], "Zones"]], Iterable["Zones"]]
 
 _HELD = 8_000_000  # values that a pass may keep
 _CELLS = 1 << 24  # counters that a pass may have in each thread
@@ -56,9 +56,9 @@ def order_statistics(
 ) -> tuple[int, list[int]]:
     """(n, the values at ``ranks(n)``) of all values, n being the sum of their weights.
 
-    ``scan(work)`` calls ``work(values, weights)``, in any threads, for every batch of the data and gives its results; it is
-    called once for each pass. ``ranks(n)``: 0-based, each below n; none if n is 0. ``edges``: pairs around what is wanted,
-    ascending, from :func:`brackets`; null keeps all values.
+    ``scan(work)`` calls ``work(values, weights)`` (null: each counts once), in any threads, for every batch of the data and
+    gives its results; it is called once for each pass. ``ranks(n)``: 0-based, each below n; none if n is 0. ``edges``: pairs
+    around what is wanted, ascending, from :func:`brackets`; null keeps all values.
     """
     plan = _first_plan(edges, cells)
     wanted: list[int] | None = None
@@ -174,18 +174,23 @@ def _pass(scan: Scan, plan: _Plan, held: int) -> tuple[Ints, Ints, dict[int, Pai
     made: list[Ints] = []
     lock = Lock()
 
-    def work(value: Ints, weight: Ints) -> Zones:
+    def work(value: Ints, weight: Ints | None) -> Zones:
         with lock:
             cells = free.pop() if free else np.zeros(plan.cells, dtype=np.int64)
             if not any(c is cells for c in made):
                 made.append(cells)
         own = np.zeros(len(plan.width), dtype=np.int64)
         index = np.empty(len(value) if keep.any() else 0, dtype=np.int64)
-        n = _count_zones(value, weight, plan.edges, plan.width, plan.offset, plan.low, keep.copy(), own, cells, index)
+        rest = (plan.edges, plan.width, plan.offset, plan.low, keep.copy(), own, cells, index)
+        if weight is None:
+            n = _count_singly(value, *rest, np.empty((2, len(value) if plan.cells else 0), dtype=np.int32))
+        else:
+            n = _count_zones(value, weight, *rest)
         with lock:
             free.append(cells)
         at = index[:n]
-        return Zones(own, _zone_of(value[at], plan.edges), value[at], weight[at])
+        held_weight = np.ones(n, dtype=np.int64) if weight is None else weight[at]
+        return Zones(own, _zone_of(value[at], plan.edges), value[at], held_weight)
 
     for z in scan(work):
         count += z.count
@@ -264,3 +269,44 @@ def _zones(value, weight, edges, width, offset, low, keep, count, cells, index):
 
 
 _count_zones = cached_njit(_zones, nogil=True)
+
+
+def _zones_singly(value, edges, width, offset, low, keep, count, cells, index, cell):  # type: ignore[no-untyped-def]
+    """As :func:`_zones` with weights of one. Without branches on the edges, since which of them a value passes is chance; and
+    the cells to count, first written to ``cell``, are taken by neighbourhoods: those of one fit in the processor's cache."""
+    kept, n = 0, 0
+    m = len(edges)
+    for i in range(len(value)):
+        v = value[i]
+        at, on = 0, 0
+        for e in range(m):
+            at += v > edges[e]
+            on |= v == edges[e]
+        zone = 2 * at + on
+        count[zone] += 1
+        if width[zone] == 1:
+            cell[0, n] = offset[zone] + v - low[zone]
+            n += 1
+        elif width[zone] > 1:
+            cell[0, n] = offset[zone] + np.int64(np.uint64(v - low[zone]) // np.uint64(width[zone]))
+            n += 1
+        elif keep[zone]:
+            index[kept] = i
+            kept += 1
+    end = np.zeros((len(cells) >> 15) + 1, dtype=np.int64)
+    for i in range(n):
+        end[cell[0, i] >> 15] += 1
+    total = 0
+    for k in range(len(end)):
+        total += end[k]
+        end[k] = total - end[k]  # where its cells begin, for now
+    for i in range(n):
+        k = cell[0, i] >> 15
+        cell[1, end[k]] = cell[0, i]
+        end[k] += 1
+    for i in range(n):
+        cells[cell[1, i]] += 1
+    return kept
+
+
+_count_singly = cached_njit(_zones_singly, nogil=True)

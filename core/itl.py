@@ -15,7 +15,7 @@ import polars as pl
 from hoptrace.compiling import cached_njit
 from hoptrace.exact_quantiles import Scan, Zones, brackets, order_statistics, type7
 from hoptrace.reader import Trace
-from hoptrace.token_batches import TokenBatch, TokenSource, each_batch
+from hoptrace.token_batches import PlainBatch, TokenBatch, TokenSource, each_batch, each_range
 
 __all__ = ["Itl", "itl"]
 
@@ -65,11 +65,13 @@ def itl(trace: Trace, *, few: int = _FEW_ROWS, batch_rows: int | None = None, he
     def scan(work):  # type: ignore[no-untyped-def]
         nonlocal first
 
-        def one(batch: TokenBatch) -> tuple[Zones, int, int]:
-            value, weight, gaps, left_out = _values(batch, done)
+        def one(low: int, high: int) -> tuple[Zones, int, int]:
+            plain = source.plain(low, high)
+            found = _plain_values(plain, done) if plain is not None else None
+            value, weight, gaps, left_out = found if found is not None else _values(source.read(low, high), done)
             return work(value, weight), gaps, left_out
 
-        for zones, gaps, left_out in each_batch(source, one, ranges=ranges):
+        for zones, gaps, left_out in each_range(ranges, one):
             if first:
                 totals.sum_ns += gaps
                 totals.left_out += left_out
@@ -119,6 +121,74 @@ def _values(b: TokenBatch, done: _Finished) -> tuple[Ints, Ints, int, int]:
         value, weight,
     )  # fmt: skip
     return value[:n], weight[:n], (int(high) << 32) + int(low), int(left_out)
+
+
+def _plain_values(b: PlainBatch, done: _Finished) -> tuple[Ints, Ints | None, int, int] | None:
+    """The same of plain tokens, every value by itself; null where they are not in order."""
+    value = np.empty(len(b.request), dtype=np.int64)
+    n, high, low, left_out = _plain_gaps(
+        b.request, b.index, b.time_ns, b.coalesced, done.request, done.tokens, done.told, value
+    )  # fmt: skip
+    return None if n < 0 else (value[:n], None, (int(high) << 32) + int(low), int(left_out))
+
+
+def _walk_plain(request, index, time, coalesced, done, tokens, told, value):  # type: ignore[no-untyped-def]
+    """As :func:`_walk`, where each row is one token of sequence 0. −1 values: the rows do not ascend by request and index."""
+    n, out, high, low, left_out = len(request), 0, 0, 0, 0
+    f = np.searchsorted(done, request[0]) if n else 0
+    i = 0
+    while i < n:
+        r = request[i]
+        j = i + 1
+        while j < n and request[j] == r:
+            if index[j] < index[j - 1]:
+                return -1, 0, 0, 0
+            j += 1
+        if j < n and request[j] < r:
+            return -1, 0, 0, 0
+        while f < len(done) and done[f] < r:
+            f += 1
+        if f == len(done) or done[f] != r:
+            i = j
+            continue
+        doubted = told[f] and j - i != tokens[f]
+        # The first read is timed by its first emission, the others by their last.
+        before = time[i]
+        k = i + 1
+        while k < j and coalesced[k]:
+            before = min(before, time[k])
+            k += 1
+        if doubted:
+            if k < j:
+                left_out += 1
+            i = j
+            continue
+        while k < j:
+            at = time[k]
+            start = k
+            k += 1
+            while k < j and coalesced[k]:
+                at = max(at, time[k])
+                k += 1
+            gap = at - before
+            before = at
+            high += gap >> 32
+            low += gap & 0xFFFFFFFF
+            c = k - start
+            if c == 1:
+                value[out] = gap
+                out += 1
+            else:
+                q = gap // c
+                more = gap - q * c
+                for e in range(c):
+                    value[out] = q + 1 if e < more else q
+                    out += 1
+        i = j
+    return out, high, low, left_out
+
+
+_plain_gaps = cached_njit(_walk_plain, nogil=True)
 
 
 def _walk(request, sequence, index, time, count, counted, coalesced, done, tokens, told, value, weight):  # type: ignore[no-untyped-def]

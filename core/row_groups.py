@@ -69,11 +69,29 @@ class RowGroups:
                 low[i], high[i] = stats.min, stats.max
         return Bounds(low, high, nulls)
 
+    def arrays(self, groups: Sequence[int] | Ints, columns: Sequence[str]) -> list[npt.NDArray[np.generic]]:
+        """Like :meth:`read`, of columns without nulls that every file has, as plain arrays (views of the decoded data where they
+        can be).
+
+        Raises InputError: a file is damaged.
+        """
+        data = self._table(groups, columns)
+        return [np.concatenate([c.to_numpy(zero_copy_only=False) for c in data.column(n).chunks]) for n in columns]
+
     def read(self, groups: Sequence[int] | Ints, columns: Sequence[str], *, threads: bool = False) -> pl.DataFrame:
         """The rows of these row groups in the order given; a file that lacks a column gives nulls (of type Null).
 
         Raises InputError: a file is damaged.
         """
+        data = self._table(groups, columns, threads=threads)
+        if data is None:
+            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
+        frame = pl.from_arrow(data)
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def _table(self, groups: Sequence[int] | Ints, columns: Sequence[str], *, threads: bool = False) -> pa.Table:
+        """Null without row groups."""
         tables: list[pa.Table] = []
         wanted: list[tuple[int, list[int]]] = []
         for i in groups:
@@ -94,11 +112,7 @@ class RowGroups:
                 if c not in have:
                     data = data.append_column(c, pa.nulls(data.num_rows))
             tables.append(data.select(list(columns)))
-        if not tables:
-            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
-        frame = pl.from_arrow(pa.concat_tables(tables, promote_options="permissive"))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return pa.concat_tables(tables, promote_options="permissive") if tables else None
 
 
 def _leaf(meta: pq.FileMetaData, column: str) -> int | None:

@@ -22,7 +22,7 @@ from hoptrace.reader import Trace
 from hoptrace.row_groups import RowGroups
 from hoptrace.schema import table
 
-__all__ = ["TokenBatch", "TokenSource", "each_batch"]
+__all__ = ["PlainBatch", "TokenBatch", "TokenSource", "each_batch", "each_range"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -51,6 +51,17 @@ class TokenBatch:
     coalesced: Bools
 
 
+@dataclass(frozen=True)
+class PlainBatch:
+    """Rows of whole requests as the files have them, of one sequence each and one token a row: ``request``, ``index`` and
+    ``time_ns`` as in :class:`TokenBatch`, in any order; ``coalesced`` bool[n]."""
+
+    request: Ints
+    index: Ints
+    time_ns: Ints
+    coalesced: Bools
+
+
 class TokenSource:
     """Reads ranges of requests. Thread-safe. InputError if a file is missing or damaged."""
 
@@ -62,6 +73,7 @@ class TokenSource:
             self._low, self._high, self._rows = bounds.low, bounds.high, self._groups.rows
             # What a row group holds throughout need not be decoded.
             self._same = {}
+            self._blank = {c: self._groups.bounds(c).nulls for c in _COLUMNS}
             for column in ("sequence", "count", "coalesced"):
                 b = self._groups.bounds(column)
                 self._same[column] = (b.low, np.where(b.nulls, b.low ^ 1, b.high))
@@ -109,6 +121,30 @@ class TokenSource:
         edges = [first, *cuts, last]
         return list(pairwise(edges))
 
+    def plain(self, low: int, high: int) -> PlainBatch | None:
+        """The same tokens with less ado, or null where a sequence is not 0, a count not 1, or something is null."""
+        if self._groups is None:
+            return None
+        mine = np.flatnonzero((self._low < high) & (self._high >= low))
+        for column, value in (("sequence", 0), ("count", 1)):
+            a, b = self._same[column]
+            if not ((a[mine] == value) & (b[mine] == value)).all():
+                return None
+        names = ["request", "index", "time_ns"]
+        a, b = self._same["coalesced"]
+        joined = not ((a[mine] == 0) & (b[mine] == 0)).all()
+        if not len(mine) or any(self._blank[c][mine].any() for c in [*names, *(["coalesced"] if joined else [])]):
+            return None
+        found: list[Any] = self._groups.arrays(mine, [*names, *(["coalesced"] if joined else [])])
+        request = found[0]
+        coalesced = found[3] if joined else _constant(False, len(request))
+        cut = slice(None)
+        if int(self._low[mine].min()) < low or int(self._high[mine].max()) >= high:
+            if not (request[1:] >= request[:-1]).all():
+                return None
+            cut = slice(*np.searchsorted(request, [low, high], side="left").tolist())
+        return PlainBatch(request[cut], found[1][cut], found[2][cut], coalesced[cut])
+
     def read(self, low: int, high: int) -> TokenBatch:
         """The tokens of the requests ``low ≤ request < high``."""
         if self._groups is None:
@@ -129,15 +165,20 @@ def each_batch(
 ) -> Iterator[T]:
     """``work`` of each batch (called in ``threads`` threads), in ascending order of requests."""
     wanted = source.ranges() if ranges is None else ranges
-    if threads < 2 or len(wanted) < 2:
-        for low, high in wanted:
-            yield work(source.read(low, high))
+    return each_range(wanted, lambda low, high: work(source.read(low, high)), threads=threads)
+
+
+def each_range(ranges: list[tuple[int, int]], work: Callable[[int, int], T], *, threads: int = 2) -> Iterator[T]:
+    """``work`` of each range in turn, in ``threads`` threads, and a batch or two ahead of whoever takes what it gives."""
+    if threads < 2 or len(ranges) < 2:
+        for low, high in ranges:
+            yield work(low, high)
         return
     with ThreadPoolExecutor(threads) as pool:
         waiting: list[Future[T]] = []
         try:
-            for low, high in wanted:
-                waiting.append(pool.submit(lambda a, b: work(source.read(a, b)), low, high))
+            for low, high in ranges:
+                waiting.append(pool.submit(work, low, high))
                 if len(waiting) > threads:
                     yield waiting.pop(0).result()
             while waiting:

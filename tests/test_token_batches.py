@@ -139,6 +139,32 @@ def test_batches_of_stored_parts_are_the_table(
         assert ours(trace, few=0, batch_rows=batch, held=5, cells=64) == reference(trace)
 
 
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(REQUESTS, st.booleans(), st.randoms(use_true_random=False), st.integers(1, 12), st.integers(4, 9), st.booleans())
+def test_one_token_a_row_takes_the_short_way_and_gives_the_same(
+    requests: list[dict[str, Any]], joined: bool, random: Any, batch: int, part: int, mixed: bool
+) -> None:
+    heads, tokens = rows_of(requests, one_vantage=True)
+    at: dict[int, int] = {}
+    for t in tokens:
+        at[t["request"]] = at.get(t["request"], -1) + 1
+        coalesced = bool(t["coalesced"]) if joined else False
+        t |= {"sequence": 0, "index": at[t["request"]], "count": 1, "coalesced": coalesced}
+    if mixed:
+        random.shuffle(tokens)
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(parts, "_ROW_GROUP", 2), mock.patch("os.fsync"):
+        path = Path(folder) / "t.trace"
+        with TraceWriter(path, Manifest(origin="recorded"), background=False, part_rows=part) as w:
+            w.append("requests", [{"source": "t", **h} for h in heads])
+            for i in range(0, len(tokens), part):
+                w.append("tokens", [{"source": "t", **t} for t in tokens[i : i + part]])
+        trace = hoptrace.open(path)
+        source = TokenSource(trace)
+        if tokens and not mixed:
+            assert any(source.plain(low, high) is not None for low, high in source.ranges(batch))
+        assert ours(trace, few=0, batch_rows=batch, held=5, cells=64) == reference(trace)
+
+
 def test_journals_and_parts_of_a_live_capture(tmp_path: Path) -> None:
     w = TraceWriter(tmp_path / "t.trace", Manifest(origin="recorded"))
     rows = [
