@@ -178,6 +178,8 @@ def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
         others = a.failed + a.unfinished + a.impossible
         if not others:
             return "No request was recorded: the trace shows what its counters and moves show, and no latency."
+        if a.impossible:
+            return f"None of its {others:,} requests has times that can be: {_impossible_text(a.impossible)}."
         return f"None of its {others:,} requests is known to have finished: the trace shows their work, and no latency."
     shares = a.shares["all"]
     carried = "carrying data cannot be seen" if shares["carrying"] is None else f"{percent(shares['carrying'])} carrying data"
@@ -188,6 +190,12 @@ def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
     named = [f"{percent(v)} {k}" for k, v in sorted(rest, key=lambda x: -x[1]) if v >= 0.005]
     text += f"; the rest is {_joined(named)}." if named else "."
     return f"{text}{_moved_text(moved)}"
+
+
+def _impossible_text(n: int) -> str:
+    return (
+        f"{counted(n, 'finished request')} {'ends' if n == 1 else 'end'} before arriving, centuries later, or without an arrival"
+    )
 
 
 def _work_text(a: Accounting) -> str:
@@ -284,6 +292,8 @@ def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
     if m.replay is not None:
         out += m.replay.warnings
     out += changes(trace)
+    if a.impossible:
+        out.append(f"{_impossible_text(a.impossible)}: accounted nowhere, and the distributions of latency are wrong by them.")
     if a.failed:
         out.append(f"{counted(a.failed, 'request')} failed: counted, but in no figure of latency.")
     if a.unfinished and a.finished + a.failed:  # else the headline says that it is a workload

@@ -81,10 +81,10 @@ def section_blocks(report: Report, name: str, *, full: bool) -> list[RenderableT
 
 def _as_text(block: RenderableType) -> RenderableType:
     """A table's cells as text, since what stands in a trace (a server's name) must not be read as rich's markup; and none cut
-    off where the terminal is narrow."""
+    off where the terminal is narrow: then the widest columns are broken first, figures and names alike."""
     if isinstance(block, Table):
         for column in block.columns:
-            column.overflow = "fold"
+            column.overflow, column.no_wrap = "fold", False
             column._cells = [Text(c) if isinstance(c, str) else c for c in column._cells]
     return Text(block) if isinstance(block, str) else block
 

@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 
 from hoptrace.errors import EnvironmentProblem
+from hoptrace.printable import printable_tree
 
 __all__ = ["WIDTH", "svg"]
 
@@ -48,7 +49,8 @@ def svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, name: str) -> str:
         raise EnvironmentProblem(
             "Charts need the package vl-convert-python, which is not installed.", hint="pip install vl-convert-python"
         ) from None
-    spec = chart.to_dict()
+    # What is no text breaks the SVG that the charts pass through on their way.
+    spec = printable_tree(chart.to_dict())
     spec.get("spec", spec)["width"] = WIDTH  # of facets: the inner one's
     spec["config"] = _merged(spec.get("config", {}), _CONFIG)
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])

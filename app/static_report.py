@@ -9,9 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hoptrace.analysis.latency.time_text import Bars
 from hoptrace.analysis.report import SECTIONS, Report
 from hoptrace.analysis.report_text import section_blocks
 from hoptrace.app.static_figures import figures
+from hoptrace.printable import printable
 from hoptrace.reader import Trace
 
 __all__ = ["page"]
@@ -59,7 +61,7 @@ def page(report: Report, trace: Trace) -> str:
             shown.append((name, title))
             body.append(f'<section id="{name}"><h2>{escape(title)}</h2>{inner}</section>')
     body.insert(4, "<nav>" + "".join(f'<a href="#{n}">{escape(t)}</a>' for n, t in shown) + "</nav>")
-    return (
+    return printable(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         # Nothing may be loaded and nothing run, whatever a trace's text may look like.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -73,9 +75,10 @@ def page(report: Report, trace: Trace) -> str:
 
 def _html(block: RenderableType) -> str:
     """One block of a section: its text and figures, whatever its colours."""
+    if isinstance(block, Bars):
+        return ""  # the charts say it
     if isinstance(block, Text):
-        # What must not be wrapped is a bar or a legend for the terminal: the charts say it.
-        return "" if block.no_wrap or not block.plain.strip() else f"<p>{escape(block.plain.strip())}</p>"
+        return f"<p>{escape(block.plain.strip())}</p>" if block.plain.strip() else ""
     if isinstance(block, str):
         return f"<p>{escape(block)}</p>"
     if isinstance(block, Group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from hoptrace.analysis.compare.diff_change import Change
 from hoptrace.analysis.compare.diff_noise import limit
 from hoptrace.analysis.compare.rules import check, parse
 from hoptrace.cli.diff import command
-from hoptrace.errors import InputError
+from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 
 
@@ -140,6 +141,15 @@ def test_a_repeat_of_other_settings_is_taken_if_asked_and_said() -> None:
 def test_a_run_is_no_repeat_of_itself() -> None:
     with pytest.raises(InputError, match="repeat of itself"):
         diff(A, B, repeats_of_a=[A])
+
+
+def test_one_run_given_twice_is_not_two(tmp_path: Path) -> None:
+    # Two equal runs would say that runs of this policy do not differ at all.
+    same = tmp_path / "link"
+    same.symlink_to(tmp_path / "b2")
+    for option in ("--noise", "--noise-b"):
+        done = CliRunner().invoke(command, ["a", "b", option, str(tmp_path / "b2"), option, str(same)])
+        assert isinstance(done.exception, UsageError) and "twice" in str(done.exception)
 
 
 def test_the_gate_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +15,7 @@ from hoptrace.analysis.latency.composition import Composition, Tail
 from hoptrace.analysis.latency.parts import PARTS, part
 from hoptrace.analysis.text import counted, duration_text, percent
 
-__all__ = ["LOOK", "blocks", "parts_table"]
+__all__ = ["LOOK", "Bars", "blocks", "parts_table"]
 
 # A sign and a colour per class: the bars must read without colour too.
 LOOK = {
@@ -26,6 +28,7 @@ LOOK = {
     "unexplained": ("?", "white"),
 }
 _BAR = 50
+_SHORTEST_BAR = 10
 _ROWS = {"all": "mean", "p50": "around p50", "p95": "around p95", "p99": "around p99"}
 _MOST = 6
 _SMALL = 0.005
@@ -35,7 +38,7 @@ def blocks(a: Accounting, *, full: bool = False) -> list[RenderableType]:
     """The bars and the largest parts; ``full``: all parts, and how they were found."""
     if not a.finished:
         return []
-    out: list[RenderableType] = _bars(a, tuple(_ROWS) if full else ("all", "p50", "p99"))
+    out: list[RenderableType] = [Bars({n: a.compositions[n] for n in (_ROWS if full else ("all", "p50", "p99"))})]
     if full:
         out += [Text(), parts_table(a.compositions)]
     else:
@@ -55,32 +58,39 @@ def blocks(a: Accounting, *, full: bool = False) -> list[RenderableType]:
     return out
 
 
-def _bars(a: Accounting, rows: tuple[str, ...]) -> list[RenderableType]:
-    lines: list[RenderableType] = []
-    seen: set[str] = set()
-    shown = {n: a.compositions[n] for n in rows}
-    behind = {n: counted(c.requests, "request") for n, c in shown.items()}
-    wide = max(len(b) for b in behind.values())
-    for name, c in shown.items():
-        bar = Text(f"{_ROWS[name]:<10}  {behind[name]:>{wide}}  {duration_text(c.e2e_ns):>9}  ", no_wrap=True)
-        for klass, width in _widths(c).items():
-            sign, colour = LOOK[klass]
-            bar.append(sign * width, style=colour)
-            if width:
-                seen.add(klass)
-        lines.append(bar)
-    legend = Text(" " * (wide + 25), no_wrap=True)
-    for klass, (sign, colour) in LOOK.items():
-        if klass in seen:
-            legend.append(sign, style=colour)
-            legend.append(f" {klass}   ", style="dim")
-    legend.rstrip()
-    return [*lines, legend]
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One bar for each composition: its classes' shares. They are as long as the terminal has room for, so none is ever cut."""
+
+    shown: dict[str, Composition]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        behind = {n: counted(c.requests, "request") for n, c in self.shown.items()}
+        wide = max(len(b) for b in behind.values())
+        heads = {n: f"{_ROWS[n]:<10}  {behind[n]:>{wide}}  {duration_text(c.e2e_ns):>9}  " for n, c in self.shown.items()}
+        indent = max(cell_len(h) for h in heads.values())
+        length = max(_SHORTEST_BAR, min(_BAR, options.max_width - indent))
+        seen: set[str] = set()
+        for name, c in self.shown.items():
+            bar = Text(heads[name], no_wrap=True)
+            for klass, width in _widths(c, length).items():
+                sign, colour = LOOK[klass]
+                bar.append(sign * width, style=colour)
+                if width:
+                    seen.add(klass)
+            yield bar
+        legend = Text()
+        for klass, (sign, colour) in LOOK.items():
+            if klass in seen:
+                legend.append(f"{'   ' if legend else ''}{sign}", style=colour)
+                legend.append(f" {klass}", style="dim")
+        room = indent + cell_len(legend.plain) <= options.max_width
+        yield Text(" " * indent, no_wrap=True).append_text(legend) if room else legend
 
 
-def _widths(c: Composition) -> dict[str, int]:
+def _widths(c: Composition, length: int) -> dict[str, int]:
     """Characters of the bar by class: largest remainders, so that they add up to the bar."""
-    exact = {k: (v or 0.0) * _BAR for k, v in c.class_shares.items()}
+    exact = {k: (v or 0.0) * length for k, v in c.class_shares.items()}
     whole = {k: int(v) for k, v in exact.items()}
     left = round(sum(exact.values())) - sum(whole.values())
     for k in sorted(exact, key=lambda k: whole[k] - exact[k])[:left]:

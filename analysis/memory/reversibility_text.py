@@ -53,7 +53,7 @@ def _drain(d: Drain) -> str:
 def _table(found: list[Reclaim]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", caption_justify="left", caption_style="dim")
     table.caption = "Mean share over the moments (worst). Dropped: cached blocks that nobody holds, lost with the free space."
-    table.add_column("could be handed over within")
+    table.add_column("within", min_width=10)
     for w in found[0].within:
         table.add_column(f"{w.horizon_s:g} s", justify="right", no_wrap=True)
     for name in ("free", "growth", "dropped"):

@@ -16,7 +16,7 @@ def blocks(s: Stranding, *, full: bool = False) -> list[RenderableType]:
     """A line per KV space (the worst three) and one for the pool; ``full``: the table of all, cache, gauges, platform, notes."""
     out: list[RenderableType] = []
     if full and s.spaces:
-        out.append(_table(s.spaces))
+        out += _tables(s.spaces)
     else:
         ordered = sorted(s.spaces, key=lambda x: -(x.stranded_x_ns or 0))
         out += [Text(_line(x)) for x in ordered[:3]]
@@ -80,29 +80,41 @@ def pool_lines(p: Pool) -> list[str]:
     return lines
 
 
-def _table(spaces: list[Space]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("KV space")
-    names = ("size", "mean", "peak", ">90 %", "used", "idle", "stranded", "waited for", "cached", "unheld", "known")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("basis")
+def _tables(spaces: list[Space]) -> list[RenderableType]:
+    """Two tables, since one with all columns is wider than a terminal: what was in use, and what that adds up to over time."""
+    use, sums = (
+        _table("size", "mean", "peak", ">90 %", "waited for", "known"),
+        _table("used", "idle", "stranded", "cached", "unheld"),
+    )
     for x in spaces:
-        table.add_row(
+        use.add_row(
             x.name,
             amount(x.capacity, x.unit),
             amount(x.mean, x.unit),
             amount(x.peak, x.unit),
             duration_text(x.over_90_ns),
-            integral(x.used_x_ns, x.unit),
-            integral(x.idle_x_ns, x.unit),
-            integral(x.stranded_x_ns, x.unit),
             duration_text(x.lacking_ns),
-            amount(x.cached, x.unit) if x.cached is not None else "–",
-            amount(x.cached_idle, x.unit) if x.cached_idle is not None else "–",
             duration_text(x.covered_ns),
             x.basis or "–",
         )
+        sums.add_row(
+            x.name,
+            integral(x.used_x_ns, x.unit),
+            integral(x.idle_x_ns, x.unit),
+            integral(x.stranded_x_ns, x.unit),
+            amount(x.cached, x.unit) if x.cached is not None else "–",
+            amount(x.cached_idle, x.unit) if x.cached_idle is not None else "–",
+            x.basis or "–",
+        )
+    return [use, sums]
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("KV space", min_width=8, overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("basis")
     return table
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 import click
 
 from hoptrace.errors import HoptraceError
+from hoptrace.printable import printable
 
 __all__ = ["main"]
 
@@ -121,12 +122,12 @@ def _run(debug: bool) -> int:
     except HoptraceError as e:
         if debug:
             traceback.print_exc()
-        click.echo(f"hoptrace: {e}", err=True)
+        click.echo(printable(f"hoptrace: {e}"), err=True)
         return e.exit_code
     except Exception as e:
         if debug:
             traceback.print_exc()
-        click.echo(f"hoptrace: {_in_words(e)}", err=True)
+        click.echo(printable(f"hoptrace: {_in_words(e)}"), err=True)
         return 4 if isinstance(e, OSError) else 3
     return 0
 

@@ -55,14 +55,18 @@ def command(
     import sys
 
     from rich.console import Console
+    from rich.markup import escape
 
     import hoptrace
     from hoptrace.analysis.compare.diff import diff
     from hoptrace.analysis.compare.rules import check, parse
+    from hoptrace.cli.console import PlainConsole
 
     parsed = [parse(r) for r in rules]
+    _told_apart("--noise", noise)
+    _told_apart("--noise-b", noise_b)
     # On a terminal only: a million tokens take seconds.
-    with Console(stderr=True, quiet=quiet).status(f"Comparing {b} with {a} …"):
+    with Console(stderr=True, quiet=quiet).status(f"Comparing {escape(b)} with {escape(a)} …"):
         result = diff(
             hoptrace.open(a),
             hoptrace.open(b),
@@ -77,10 +81,24 @@ def command(
     else:
         from hoptrace.analysis.compare.diff_text import outcome_text, render, short
 
-        console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+        console = PlainConsole(width=None if sys.stdout.isatty() else 110, highlight=False)
         console.print(short(result) if quiet else render(result))
         for o in outcomes:
             console.print(outcome_text(o))
     # A figure that cannot be judged does not pass a gate.
     if not all(o.passed for o in outcomes):
         sys.exit(1)
+
+
+def _told_apart(option: str, runs: tuple[str, ...]) -> None:
+    """Refuse a run that is given twice: as a repeat of itself it would say that runs do not differ at all."""
+    import os
+
+    from hoptrace.errors import UsageError
+
+    seen: set[str] = set()
+    for run in runs:
+        path = os.path.realpath(run)
+        if path in seen:
+            raise UsageError(f"{option} names {run} twice: that is one run, not two.", hint="Name each repeat once.")
+        seen.add(path)

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 )
 @click.option("--ceilings", is_flag=True, help="Replay the trace with one cost taken away at a time: the most each could gain.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (schema: docs/report.md) and nothing else.")
-@click.option("--html", type=click.Path(dir_okay=False), metavar="F", help="Write all of it as one self-contained HTML file.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False),
+    metavar="F",
+    help="Write all of it as one self-contained HTML file; replaces an earlier report, no other file.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the headline only.")
 @click.option("--width", type=click.IntRange(60), default=None, help="Columns to use; by default those of the terminal.")
 def command(
@@ -70,19 +75,23 @@ def command(
 
     import hoptrace
     from hoptrace.analysis.report import SECTIONS, report
+    from hoptrace.cli.console import PlainConsole
     from hoptrace.errors import UsageError
     from hoptrace.platform import load_platform
+    from hoptrace.printable import printable
     from hoptrace.slo import parse_slo
 
     if full and names:
         raise UsageError("--full and --section exclude each other: --full is all sections.")
-    if quiet and (full or names or as_json):
-        raise UsageError("-q prints the headline alone; it goes with none of --full, --section and --json.")
+    if quiet and (full or names or as_json or (ceilings and not html)):
+        raise UsageError("-q prints the headline alone; it goes with none of --full, --section, --json and --ceilings.")
     chosen = [n for given in names for n in given.replace(" ", "").split(",") if n]
     if names and not chosen:
         raise UsageError("--section names no section.", hint=f"Sections: {', '.join(SECTIONS)}.")
     limits = parse_slo(slo) if slo is not None else None
     rates = load_platform(platform) if platform is not None else None
+    if html:
+        _check_page(html)
     wanted = list(SECTIONS) if html else () if quiet else chosen or list(SECTIONS)
     opened = hoptrace.open(trace)
     with Console(stderr=True, quiet=quiet).status(f"Reading {escape(trace)} …") as status:
@@ -97,7 +106,7 @@ def command(
         click.echo()
         return
     if quiet:
-        click.echo(result.headline)
+        click.echo(printable(result.headline))
         return
     if html and not full and not chosen:
         return
@@ -106,7 +115,7 @@ def command(
     # Piped into a file there is no terminal to ask: 110 columns hold every table.
     columns = width or (None if sys.stdout.isatty() else 110)
     shown = chosen or (list(SECTIONS) if full else None)
-    print_report(result, Console(width=columns, highlight=False, soft_wrap=False), sections=shown)
+    print_report(result, PlainConsole(width=columns, highlight=False, soft_wrap=False), sections=shown)
 
 
 def _ceilings(trace: Trace, platform: str | None, progress: Callable[[str], None]) -> list[Ceiling]:
@@ -114,6 +123,28 @@ def _ceilings(trace: Trace, platform: str | None, progress: Callable[[str], None
     from hoptrace.replay.ceilings import ceilings
 
     return [Ceiling.from_dict(c) for c in ceilings(trace, platform=platform, progress=progress)]
+
+
+def _check_page(path: str) -> None:
+    """Say before the work that the page cannot be written: its folder is not there, or a file is that is no such page."""
+    from pathlib import Path
+
+    from hoptrace.analysis.export.whole_file import check_target
+    from hoptrace.errors import EnvironmentProblem, UsageError
+
+    file = Path(path)
+    check_target(file, force=True)
+    if not file.absolute().parent.is_dir():
+        raise EnvironmentProblem(f"{path} cannot be written: there is no folder {file.parent}.")
+    try:
+        with file.open("rb") as given:
+            start = given.read(8192)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise EnvironmentProblem(f"{path} cannot be read, so it is not replaced: {e.strerror}.") from None
+    if start and b": hoptrace report</title>" not in start:
+        raise UsageError(f"{path} is there and is no report of hoptrace.", hint="Name another file after --html, or remove it.")
 
 
 def _write(result: Report, trace: Trace, path: str) -> None:
