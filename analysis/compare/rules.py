@@ -20,7 +20,7 @@ _SCALE = {
     "%": 0.01, "pp": 0.01, "ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "": 1.0, "B": 1.0, "KiB": 1024.0,
     "MiB": 1024.0**2, "GiB": 1024.0**3,
 }  # fmt: skip
-# Which units a figure of a unit can be limited in, besides % (relative) and the plain number.
+# Which units a figure of a unit can be limited in, besides % (relative). Other figures are limited by a plain number.
 _UNITS = {"ns": ("ns", "us", "µs", "ms", "s"), "bytes": ("B", "KiB", "MiB", "GiB"), "share": ("pp",)}
 
 
@@ -120,8 +120,17 @@ def _no_figure(rule: Rule, known: dict[str, Change]) -> UsageError:
 
 def _check_unit(rule: Rule, change: Change) -> None:
     allowed = _UNITS.get(change.unit, ())
-    if rule.unit in ("", "%") or rule.unit in allowed:
+    if rule.unit == "%" or rule.unit in allowed:
         return
+    if not rule.unit:
+        # 2 may be meant as 2 ms, 2 % or 2 points; of a share it would be 200 points, which no change ever reaches.
+        if not allowed or not rule.limit:
+            return
+        number = rule.text.split(">" if rule.above else "<")[-1].strip()
+        raise UsageError(
+            f"The rule {rule.text!r} limits {change.name!r} by {number} of no unit.",
+            hint=f"Write {number}% for a relative limit, or a unit ({', '.join(allowed)}): {number}{allowed[-2:][0]}.",
+        )
     unit = {"1": "a plain number", "share": "a share: % of it, or pp"}.get(change.unit, f"in {change.unit}")
     raise UsageError(
         f"The rule {rule.text!r} limits {change.name!r} in {rule.unit}, but that figure is {unit}.",
