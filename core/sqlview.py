@@ -63,7 +63,8 @@ def connect(trace: Trace, names: Iterable[str] = ()) -> duckdb.DuckDBPyConnectio
 
 
 def query(trace: Trace, text: str) -> pl.DataFrame:
-    """Run one query. Sums of integers come back as integers, not as DuckDB's 128-bit decimals; other decimals as floats."""
+    """Run one query. Sums of integers come back as integers (of 64 bits, else of 128), not as DuckDB's decimals; other
+    decimals as floats."""
     words = {w.lower() for w in _WORD.findall(text)}
     names = [name for name in TABLES if name in words]
     with connect(trace, names or ("clock_sync",)) as con:
@@ -121,6 +122,7 @@ def _plain(data: pa.Table) -> pl.DataFrame:
     changes: list[pl.Expr] = []
     for name, kind in frame.schema.items():
         if isinstance(kind, pl.Decimal):
-            fits = kind.scale == 0 and all(abs(int(v)) < 1 << 63 for v in frame[name].drop_nulls().to_list())
-            changes.append(pl.col(name).cast(pl.Int64 if fits else pl.Float64))
+            values = frame[name].drop_nulls().to_list() if kind.scale == 0 else []
+            fits = all(-(1 << 63) <= int(v) < 1 << 63 for v in values)
+            changes.append(pl.col(name).cast(pl.Float64 if kind.scale else pl.Int64 if fits else pl.Int128))
     return frame.with_columns(changes)

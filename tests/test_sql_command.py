@@ -54,6 +54,13 @@ def test_errors_are_a_sentence(query: str, said: str) -> None:
     assert isinstance(error, UsageError) and said in str(error)
 
 
+def test_sums_beyond_64_bits_keep_their_digits() -> None:
+    query = "SELECT sum(9223372036854775807::BIGINT) AS s, sum(request) AS n FROM requests"
+    assert hoptrace.open(TRACE).sql(query).row(0) == (48 * (2**63 - 1), 1128)
+    assert json.loads(run(query, "--json").stdout) == [{"s": 48 * (2**63 - 1), "n": 1128}]
+    assert str(48 * (2**63 - 1)) in run(query).stdout and str(48 * (2**63 - 1)) in run(query, "--csv").stdout
+
+
 def test_json_and_csv_give_every_row() -> None:
     query = "SELECT request, index, time_ns, count FROM tokens ORDER BY request, index"
     rows = json.loads(run(query, "--json").stdout)

@@ -93,9 +93,10 @@ def _print_table(frame: pl.DataFrame, quiet: bool) -> None:
     import shutil
     import sys
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from hoptrace.cli.console import PlainConsole
 
     table = Table(show_edge=False, header_style="bold")
     for name, kind in frame.schema.items():
@@ -105,7 +106,7 @@ def _print_table(frame: pl.DataFrame, quiet: bool) -> None:
         table.add_row(*(Text(_cell(v)) for v in row))
     # A pipe has no width: then no cell is folded.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    console = Console(width=width, highlight=False)
+    console = PlainConsole(width=width, highlight=False)
     if not sys.stdout.isatty():
         table.expand = False
     console.print(table)
