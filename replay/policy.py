@@ -138,6 +138,9 @@ class Resolved:
             found["prefix_cache_kind"] = self.cache
         if self.cache_capacity_tokens is not None:
             found["prefix_cache_capacity_tokens"] = self.cache_capacity_tokens
+        if self.capacity_tokens is None:
+            # A capacity that is null is unknown; this one was taken as without a limit, so there is always room.
+            found["kv_unlimited"] = True
         return found
 
     def as_dict(self) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _play(
             "block_size_tokens": policy.block_size_tokens,
             "prefix_caching": policy.cache is not None,
             "pid": None,
-            "config": {**server.config, **policy.as_config()},
+            "config": {**{k: v for k, v in server.config.items() if k != "kv_unlimited"}, **policy.as_config()},
         }
     )
     m = trace.manifest

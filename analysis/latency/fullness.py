@@ -71,7 +71,7 @@ def fullness(
     if kv is None and (sampled := _sampled_kv(state.kv_used, stays, server)) is not None:
         found["kv"] = sampled
         told.add("kv")
-    if kv is None and server is not None and server.block_size_tokens:
+    if kv is None and server is not None and server.block_size_tokens and not server.config.get("kv_unlimited"):
         # A pool of blocks may be full while slots are free: where nobody says how much of it is used, nobody knows of room.
         known = _both(known, _NEVER if state.kv_used is None else (state.kv_used.start, state.kv_used.end))
     union = _union([known, *found.values()])
