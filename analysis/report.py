@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from hoptrace.analysis.arranging.coordination import Coordination, coordination
+from hoptrace.analysis.arranging.coordination import Arranged, Coordination, arranged_of, coordination
 from hoptrace.analysis.arranging.hidden import Hidden, hidden
 from hoptrace.analysis.latency.accounting import Accounting, account
 from hoptrace.analysis.latency.parts import CLASSES, part
@@ -18,14 +19,14 @@ from hoptrace.analysis.layers.layers import Layers, layers
 from hoptrace.analysis.memory.reversibility import Reversibility, reversibility
 from hoptrace.analysis.memory.stranding import Stranding, stranding
 from hoptrace.analysis.moves.ledger import Ledger, ledger
-from hoptrace.analysis.text import bytes_text, count_text, counted, percent
+from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 from hoptrace.errors import UsageError
 from hoptrace.field_metrics import FieldMetrics, field_metrics
 from hoptrace.metrics import Summary, summary
 from hoptrace.reader import Trace
 from hoptrace.step_source import step_source
 
-__all__ = ["SCHEMA", "SECTIONS", "Report", "headline", "none_seen", "origin_note", "report", "warnings"]
+__all__ = ["SCHEMA", "SECTIONS", "Report", "headline", "none_seen", "origin_note", "quick", "quick_lines", "report", "warnings"]
 
 SCHEMA = "hoptrace.report/2"
 SECTIONS = {
@@ -171,7 +172,32 @@ def report(
     )
 
 
-def headline(a: Accounting, moved: Ledger, arranged: Coordination) -> str:
+def quick(trace: Trace) -> tuple[str, Summary]:
+    """The headline and the metrics of any trace, the same as in :func:`report`, without what neither needs; InputError if a table
+    is damaged. The tokens are read while the rest is computed."""
+
+    def words() -> str:
+        steps = step_source(trace)
+        accounting = account(trace, steps=steps, ttft=False)
+        return headline(accounting, ledger(trace, steps=steps, rows_only=True), arranged_of(accounting))
+
+    with ThreadPoolExecutor(2) as pool:
+        text, figures = pool.submit(words), pool.submit(summary, trace)
+        return text.result(), figures.result()
+
+
+def quick_lines(text: str, figures: Summary) -> list[str]:
+    """What ``-q`` prints: the headline, and the latencies that are known."""
+    known = [(name, figures[key]) for key, name in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "end to end"))]
+    said = [
+        f"{name} {duration_text(s.p50_ns)} (p50), {duration_text(s.p99_ns)} (p99)"
+        for name, s in known
+        if s.p50_ns is not None and s.p99_ns is not None
+    ]
+    return [text, *([f"{'; '.join(said)}."] if said else [])]
+
+
+def headline(a: Accounting, moved: Ledger, arranged: Coordination | Arranged) -> str:
     """The trace in a few sentences: how much of the latency is coordination, carrying and work, what the rest is, and what
     moves."""
     if "all" not in a.compositions:
@@ -227,13 +253,13 @@ def _moved_text(moved: Ledger) -> str:
     return f" Each output token takes {_joined(said)}." if said else ""
 
 
-def none_seen(arranged: Coordination) -> bool:
+def none_seen(arranged: Coordination | Arranged) -> bool:
     """Whether no coordination shows though some of its parts could not be seen: then a share of 0 would be a claim too much."""
     share = arranged.share["all"]
     return any(v is None for v in arranged.parts_ns.values()) and (share is None or share < 0.0005)
 
 
-def _coordination_text(arranged: Coordination) -> str:
+def _coordination_text(arranged: Coordination | Arranged) -> str:
     """What coordination takes. A share of 0 is only told as such where all its parts can be seen."""
     share = arranged.share["all"]
     hidden = [part(n).label for n, v in arranged.parts_ns.items() if v is None]

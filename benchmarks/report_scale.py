@@ -3,14 +3,15 @@
 The trace is that of a continuous-batching engine, simulated step by step: 64 places, 2,048 tokens a step, chunked prefill beside
 decoders, first come first served, Poisson arrivals with bursts at nine tenths of what it can serve, about 200 tokens of output a
 request; a proxy's stamps, moves and waits around it, and gauges once a second. Nothing in it is shared between scales but the
-seed. Run: ``python benchmarks/report_scale.py [TOKEN_ROWS ...] [--folder F]`` (by default 1, 10 and 100 million; 200 million is
-1,000,000 requests and takes 3 GB of disk). Each figure is of a fresh process that runs ``hoptrace report T -q``.
+seed. Run: ``python benchmarks/report_scale.py [TOKEN_ROWS|TRACE ...] [--folder F]`` (by default 1 and 10 million;
+200 million is 1,000,000 requests and takes some 1 GB of disk). Each figure is of a fresh process that runs ``hoptrace report T -q``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+import hoptrace
 from hoptrace.manifest import Manifest, Server
 from hoptrace.writer import TraceWriter
 
@@ -252,19 +254,27 @@ def measure(trace: Path) -> tuple[float, int]:
 def main() -> None:
     """Make the traces (once, if a folder is given) and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("token_rows", nargs="*", type=int, default=[1_000_000, 10_000_000, 100_000_000])
-    parser.add_argument("--folder", type=Path, help="where the traces are kept; by default a temporary one")
+    parser.add_argument(
+        "what", nargs="*", default=["1000000", "10000000"], metavar="TOKEN_ROWS|TRACE", help="sizes to make, or traces there are"
+    )
+    parser.add_argument("--folder", type=Path, help="where the traces are kept; by default they are deleted when measured")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(prefix="hoptrace-scale-") as scratch:
         folder = args.folder or Path(scratch)
-        for rows in args.token_rows:
-            trace = folder / f"scale-{rows}.trace"
-            if not trace.exists():
-                write_trace(trace, rows)
+        for what in args.what:
+            if what.isdecimal():
+                trace, name = folder / f"scale-{what}.trace", f"{int(what):,} token rows"
+                if not trace.exists():
+                    write_trace(trace, int(what))
+            else:
+                trace, name = Path(what), f"{Path(what).name}, {hoptrace.open(what).rows('tokens'):,} token rows"
             measure(trace)  # compiled code and files are in the caches from here on
-            seconds, peak = min(measure(trace) for _ in range(2))
-            print(f"report of {rows:,} token rows: {seconds:.1f} s", flush=True)
-            print(f"report of {rows:,} token rows, peak memory: {peak / 2**20:,.0f} MiB", flush=True)
+            found = [measure(trace) for _ in range(2)]
+            seconds, peak = min(s for s, _ in found), max(p for _, p in found)
+            print(f"report -q, {name}: {seconds:.2f} s", flush=True)
+            print(f"report -q, {name}, peak memory: {peak / 2**20:.0f} MiB", flush=True)
+            if not args.folder and what.isdecimal():
+                shutil.rmtree(trace)
 
 
 if __name__ == "__main__":

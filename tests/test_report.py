@@ -18,7 +18,7 @@ from syrupy.assertion import SnapshotAssertion
 import hoptrace
 from hoptrace.analysis.latency.parts import CLASSES
 from hoptrace.analysis.layers.ceilings import Ceiling
-from hoptrace.analysis.report import SECTIONS, Report, report
+from hoptrace.analysis.report import SECTIONS, Report, quick, quick_lines, report
 from hoptrace.analysis.report_text import print_report
 from hoptrace.analysis.text import bytes_text, count_text, duration_text, percent
 from hoptrace.cli.report import command
@@ -181,7 +181,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = run("x")
     assert plain.exit_code == 0 and "11 finished requests" in plain.stdout and "Stranded memory" not in plain.stdout
     quiet = run("x", "-q")
-    assert quiet.stdout == small().headline + "\n"
+    assert quiet.stdout.splitlines() == quick_lines(small().headline, small().metrics)
+    assert quick(small_trace()) == (small().headline, small().metrics)
     assert json.loads(run("x", "--json").stdout)["schema"] == "hoptrace.report/2"
     full = run("x", "--full").stdout
     assert [t for t in SECTIONS.values() if t not in full] == []

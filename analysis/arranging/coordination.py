@@ -18,7 +18,7 @@ from hoptrace.analysis.term import Term, sql_of
 from hoptrace.reader import Trace
 from hoptrace.step_source import StepSource, step_source
 
-__all__ = ["TERMS", "Coordination", "Density", "coordination"]
+__all__ = ["TERMS", "Arranged", "Coordination", "Density", "arranged_of", "coordination"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,23 @@ class Density:
             "control_ops": self.control_ops,
             "bytes_per_op": None if each is None else round(each, 3),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """``share`` and ``parts_ns`` of :class:`Coordination`, which the accounting alone tells."""
+
+    share: dict[str, float | None]
+    parts_ns: dict[str, float | None]
+
+
+def arranged_of(accounting: Accounting) -> Arranged:
+    """The part of latency that is coordination."""
+    whole = accounting.compositions.get("all")
+    return Arranged(
+        {k: c.class_shares["coordination"] for k, c in accounting.compositions.items()},
+        {p.name: whole.parts[p.name] for p in PARTS if p.klass == "coordination"} if whole else {},
+    )
 
 
 @dataclass(frozen=True)
@@ -124,8 +141,7 @@ def coordination(
     """
     accounting = accounting if accounting is not None else account(trace)
     moved = moved if moved is not None else ledger(trace)
-    whole = accounting.compositions.get("all")
-    names = [p.name for p in PARTS if p.klass == "coordination"]
+    arranged = arranged_of(accounting)
     totals = step_totals(steps if steps is not None else step_source(trace))
     n_steps = int(totals["steps"].sum())
     recorded = query(trace, "coordination_waits")
@@ -144,8 +160,8 @@ def coordination(
     if moved.output_tokens is None and moved.requests:
         unseen.append("The number of output tokens is unknown: operations are given per request and step only.")
     return Coordination(
-        share={k: c.class_shares["coordination"] for k, c in accounting.compositions.items()},
-        parts_ns={n: whole.parts[n] for n in names} if whole else {},
+        share=arranged.share,
+        parts_ns=arranged.parts_ns,
         operations=frame(told, moved.output_tokens, moved.requests, n_steps),
         unknown=unknown,
         also=also,

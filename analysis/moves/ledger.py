@@ -26,6 +26,7 @@ from hoptrace.analysis.moves.ledger_size import Amplification, amplification
 from hoptrace.analysis.moves.movecover import blind
 from hoptrace.analysis.moves.stepcover import StepCover, step_cover
 from hoptrace.analysis.query import query
+from hoptrace.analysis.term import sql_of
 from hoptrace.analysis.text import counted
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps
@@ -212,10 +213,10 @@ class Ledger:
         return {r.pop("basis"): {k: None if v is None else round(v, 4) for k, v in r.items()} for r in frame.to_dicts()}
 
 
-def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool = True) -> Ledger:
+def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool = True, rows_only: bool = False) -> Ledger:
     """The ledger of any trace. ``steps``: what ``step_source`` gave, if the caller has it. Without ``curve`` what could have been
-    re-used is told for a cache without a limit only: the curve plays every block through five caches. InputError if a table is
-    damaged."""
+    re-used is told for a cache without a limit only: the curve plays every block through five caches. ``rows_only``: the
+    rows, what they are divided by and ``cover``; all else stays empty. InputError if a table is damaged."""
     found = step_source(trace) if steps is None else StepSource.of(steps) if isinstance(steps, Steps) else steps
     told = query(trace, "ledger_requests").row(0, named=True)
     missed = blind(trace, told["first_ns"], told["last_ns"])
@@ -242,6 +243,13 @@ def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool
     cover = step_cover(trace, found, tokens)
     if not cover.whole and memory.height:
         unseen.append(f"Own memory: {'; '.join(cover.missing)}. What compute read and wrote is a lower bound.")
+    first, last = told["first_ns"], told["last_ns"]
+    duration_ns = last - first if first is not None and last is not None and last > first else None
+    if rows_only:
+        none = sql_of("ledger_links")
+        links = trace.sql(f"SELECT * FROM ({none}) LIMIT 0")
+        nothing = reuse(trace.sql(f"SELECT * FROM ({sql_of('ledger_reuse')}) LIMIT 0"))
+        return Ledger(rows, links, tokens, told["requests"], duration_ns, [], nothing, unseen, cover)
     by_server = query(trace, "ledger_reuse")
     reused = reuse(by_server)
     if n := reused.impossible:
@@ -255,13 +263,12 @@ def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool
     kept = upkeep(trace, by_server, resident.blocks)
     uses, elsewhere = link_uses(trace)
     unseen += [*resident.unseen, *kept.unseen]
-    first, last = told["first_ns"], told["last_ns"]
     return Ledger(
         rows=rows,
         links=query(trace, "ledger_links"),
         output_tokens=tokens,
         requests=told["requests"],
-        duration_ns=last - first if first is not None and last is not None and last > first else None,
+        duration_ns=duration_ns,
         amplification=amplification(trace, rows, found.steps, tokens, cover),
         reuse=reused,
         unseen=unseen,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     metavar="F",
     help="Write all of it as one self-contained HTML file; replaces an earlier report, no other file.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print the headline only.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the headline and the latencies only.")
 @click.option("--width", type=click.IntRange(60), default=None, help="Columns to use; by default those of the terminal.")
 def command(
     trace: str,
@@ -74,7 +74,7 @@ def command(
     from rich.markup import escape
 
     import hoptrace
-    from hoptrace.analysis.report import SECTIONS, report
+    from hoptrace.analysis.report import SECTIONS, quick, quick_lines, report
     from hoptrace.cli.console import PlainConsole
     from hoptrace.errors import UsageError
     from hoptrace.platform import load_platform
@@ -94,6 +94,9 @@ def command(
         _check_page(html)
     wanted = list(SECTIONS) if html else () if quiet else chosen or list(SECTIONS)
     opened = hoptrace.open(trace)
+    if quiet and not html:
+        click.echo("\n".join(printable(line) for line in quick_lines(*quick(opened))))
+        return
     with Console(stderr=True, quiet=quiet).status(f"Reading {escape(trace)} …") as status:
         asked = _ceilings(opened, platform, lambda text: status.update(escape(text))) if ceilings else ()
         result = report(opened, sections=wanted, slo=limits, platform=rates, ceilings=asked)
