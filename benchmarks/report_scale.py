@@ -4,7 +4,7 @@ The trace is that of a continuous-batching engine, simulated step by step: 64 pl
 decoders, first come first served, Poisson arrivals with bursts at nine tenths of what it can serve, about 200 tokens of output a
 request; a proxy's stamps, moves and waits around it, and gauges once a second. Nothing in it is shared between scales but the
 seed. Run: ``python benchmarks/report_scale.py [TOKEN_ROWS|TRACE ...] [--folder F]`` (by default 1 and 10 million;
-200 million is 1,000,000 requests and takes some 1 GB of disk). Each figure is of a fresh process that runs ``hoptrace report T -q``.
+200 million is 1,000,000 requests and takes some 1 GB of disk). Each figure is of a fresh process of ``hoptrace report T -q``.
 """
 
 from __future__ import annotations
