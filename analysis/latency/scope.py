@@ -6,7 +6,7 @@ stays and steps about that moment; so the steps and stays of a window of time gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,9 +63,17 @@ def step_access(trace: Trace, source: StepSource, *, windows: bool) -> StepAcces
     if found is None:
         held = source.steps.select(need).with_columns(pl.col("dp_rank").fill_null(0)).sort(_ORDER, maintain_order=True)
         frame = held.collect()
-        return StepAccess(source, coverage, frame, None, frame.height, _sampled([frame], frame.height), _told([frame]))
-    sample = _sampled(found.batches(need), found.rows)
-    return StepAccess(source, coverage, None, found, found.rows, sample, _told(found.batches(need)))
+        told = _told([_tops(frame)])
+        return StepAccess(source, coverage, frame, None, frame.height, _sampled([frame], frame.height), told)
+    tops: list[pl.DataFrame] = []
+
+    def seen() -> Iterator[pl.DataFrame]:  # both in one reading
+        for f in found.batches(need):
+            tops.append(_tops(f))
+            yield f
+
+    sample = _sampled(seen(), found.rows)
+    return StepAccess(source, coverage, None, found, found.rows, sample, _told(tops))
 
 
 def _sampled(frames: Iterable[pl.DataFrame], rows: int) -> pl.DataFrame:
@@ -78,17 +86,18 @@ def _sampled(frames: Iterable[pl.DataFrame], rows: int) -> pl.DataFrame:
     return whole.sort(_ORDER, maintain_order=True) if whole.height else whole
 
 
-def _told(frames: Iterable[pl.DataFrame]) -> dict[Key, pl.DataFrame]:
+def _tops(f: pl.DataFrame) -> pl.DataFrame:
+    """Of some steps, by (server, rank): the greatest of each column, and the first KV use that is told with its capacity."""
     both = pl.col("kv_used_tokens").is_not_null() & pl.col("kv_capacity_tokens").is_not_null()
-    rows = [
-        f.group_by("server", pl.col("dp_rank").fill_null(0)).agg(
-            pl.col("start_ns", "end_ns").max(),
-            pl.col("prefill_tokens", "decode_tokens", "decode_requests").max(),
-            pl.coalesce(pl.col("kv_used_tokens").filter(both).first(), pl.col("kv_used_tokens").max()).alias("kv_used_tokens"),
-            pl.col("kv_capacity_tokens").filter(both).first().alias("kv_capacity_tokens"),
-        )
-        for f in frames
-    ]
+    return f.group_by("server", pl.col("dp_rank").fill_null(0)).agg(
+        pl.col("start_ns", "end_ns").max(),
+        pl.col("prefill_tokens", "decode_tokens", "decode_requests").max(),
+        pl.coalesce(pl.col("kv_used_tokens").filter(both).first(), pl.col("kv_used_tokens").max()).alias("kv_used_tokens"),
+        pl.col("kv_capacity_tokens").filter(both).first().alias("kv_capacity_tokens"),
+    )
+
+
+def _told(rows: list[pl.DataFrame]) -> dict[Key, pl.DataFrame]:
     found = {}
     for (server, rank), own in pl.concat(rows).partition_by("server", "dp_rank", as_dict=True).items() if rows else ():
         pairs = own.filter(pl.col("kv_capacity_tokens").is_not_null())
