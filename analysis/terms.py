@@ -64,7 +64,7 @@ def terms() -> dict[str, Term]:
             "part of latency",
             p.label,
             "ns",
-            _part_formula(p.name, p.klass),
+            _part_formula(p.label, p.klass),
             p.doc + (f" Needs: {p.needs}." if p.needs else ""),
         )
         for p in PARTS
@@ -111,5 +111,5 @@ def find(name: str) -> Term:
     )
 
 
-def _part_formula(name: str, klass: str) -> str:
-    return f"Σ of the time between arrival and finish that is {name.replace('_', ' ')}; class: {klass}"
+def _part_formula(label: str, klass: str) -> str:
+    return f"Σ of the time between arrival and finish that is “{label}” and no other part; class: {klass}"

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.memory import SERVER
+from support.memory import SERVER, MemoryTrace
 from support.synthetic import synthetic_trace
 
 import hoptrace
@@ -19,6 +19,7 @@ from hoptrace import parts
 from hoptrace.analysis.latency import scope
 from hoptrace.analysis.latency.accounting import Accounting, account
 from hoptrace.analysis.latency.composition import compositions, tail_of
+from hoptrace.errors import InputError
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
@@ -196,3 +197,10 @@ def test_compositions_of_pieces_are_those_of_the_frame() -> None:
     assert {k: (c.requests, c.parts) for k, c in a.compositions.items()} == {k: (c.requests, c.parts) for k, c in held.items()}
     tail = tail_of(a.parts)
     assert a.tail and tail and a.tail.more == tail.more
+
+
+def test_rows_of_requests_without_a_number_are_damage_in_a_sentence() -> None:
+    trace = MemoryTrace({"requests": [{"request": 1, "arrival_ns": 0, "finish_ns": 5}]})
+    trace._frames["requests"] = trace._frames["requests"].with_columns(pl.lit(None, dtype=pl.Int64).alias("request"))
+    with pytest.raises(InputError, match="have no `request` number"):
+        account(trace)

@@ -9,7 +9,6 @@ construction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -28,10 +27,12 @@ from hoptrace.analysis.latency.runs import read_waits
 from hoptrace.analysis.latency.scope import Key, Scope, Stays, StepAccess, runs_of, server_keys, step_access
 from hoptrace.analysis.latency.unseen import Sight, facts_of, sentences, shown, sight_of, unseen_too
 from hoptrace.analysis.text import duration_text
+from hoptrace.errors import InputError
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps
 from hoptrace.step_source import StepSource, step_source
 from hoptrace.stepcost import StepCost, known_cost
+from hoptrace.token_batches import each_range
 
 __all__ = ["Accounting", "account"]
 
@@ -190,7 +191,7 @@ def account(
         requests = read_requests(trace, (low, high))
         return read_stays(trace, requests, lambda: runs_of(access, residency(low, high)), (low, high))
 
-    stays = Stays(pl.concat(list(_each(ranges, stays_of)), rechunk=True))
+    stays = Stays(pl.concat(list(each_range(ranges, stays_of)), rechunk=True))
     keys = server_keys(trace, stays.frame, access)
     scope = Scope(trace, access, model, keys, stays)
     sight = sight_of(trace, source, model.phases if model is not None else frozenset(), scope.told())
@@ -201,17 +202,17 @@ def account(
 
     def first() -> PartStore:
         store = PartStore(many > held)
-        for found in _each(ranges, lambda low, high: one(low, high, ttft=True)):
+        for found in each_range(ranges, lambda low, high: one(low, high, ttft=True)):
             if found.ttft is not None:
                 store.add("ttft", found.ttft)
         return store
 
     def spans() -> pl.DataFrame:
-        return pl.concat([s for b in _each(ranges, lambda low, high: one(low, high, True)) for s in b.spans])
+        return pl.concat([s for b in each_range(ranges, lambda low, high: one(low, high, True)) for s in b.spans])
 
     store = PartStore(many > held)
     facts, totals = [], _Totals()
-    for found in _each(ranges, one):
+    for found in each_range(ranges, one):
         store.add("parts", found.parts)
         if found.ttft is not None:
             store.add("ttft", found.ttft)
@@ -283,30 +284,15 @@ class _Totals:
 def _ranges(trace: Trace, batch: int) -> tuple[list[tuple[int, int]], int]:
     """Ranges of request numbers that hold all requests, ``batch`` in each, ascending; and how many requests there are."""
     numbers = trace.table("requests").select(pl.col("request").unique()).collect(engine="streaming")["request"].sort()
+    if numbers.null_count():
+        raise InputError(
+            f"{trace.name}: rows of `requests` have no `request` number, so nothing says whose they are.",
+            hint=f"Run: hoptrace validate {trace.path}",
+        )
     if not numbers.len():
         return [(0, 1)], 0
     cuts = [int(x) for x in numbers.gather_every(batch)]
     return list(pairwise([*cuts, int(numbers[-1]) + 1])), numbers.len()
-
-
-def _each(ranges: list[tuple[int, int]], work: Callable[[int, int], T], threads: int = 2) -> Iterator[T]:
-    """``work`` of each range in order, two at a time."""
-    if len(ranges) < 2:
-        for low, high in ranges:
-            yield work(low, high)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: list[Future[T]] = []
-        try:
-            for low, high in ranges:
-                waiting.append(pool.submit(work, low, high))
-                if len(waiting) > threads:
-                    yield waiting.pop(0).result()
-            while waiting:
-                yield waiting.pop(0).result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _model(trace: Trace, access: StepAccess, cost: StepCost | None) -> tuple[Model | None, list[str], str | None, list[str]]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import hoptrace
+from hoptrace.cli.console import PlainConsole
 from hoptrace.cli.demo_plan import SLICE, measure, write_workload
 from hoptrace.cli.demo_view import drift, print_comparison, quiet_enough
 from hoptrace.demo_model import fetch_model
@@ -225,6 +226,6 @@ def _samples_instead(o: Options, err: Console, problem: EnvironmentProblem) -> N
             json.dumps({"traces": {p.stem: str(p) for p in samples()}, "problem": str(problem), "report": result.as_dict()})
         )
         return
-    print_report(result, Console(highlight=False))
+    print_report(result, PlainConsole(highlight=False))
     if o.app:
         _dashboard(samples(), o.browser, err)

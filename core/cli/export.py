@@ -46,12 +46,11 @@ def command(trace: str, output: str, mooncake: bool, azure: bool, aiperf: bool, 
 def _timeline(trace: str, output: str, *, force: bool, quiet: bool) -> None:
     from pathlib import Path
 
-    from rich.console import Console
-
     import hoptrace
     from hoptrace.analysis.export.perfetto import export
+    from hoptrace.cli.console import PlainConsole
 
-    console = Console(stderr=True, quiet=quiet, highlight=False, width=None if quiet else 200)
+    console = PlainConsole(stderr=True, quiet=quiet, highlight=False, width=None if quiet else 200)
     opened = hoptrace.open(trace)
     with console.status("Writing …") as status:
         result = export(

@@ -127,12 +127,13 @@ def _status(silent: bool) -> Any:
 
 
 def _print(result: Replayed, out: Path, description: str) -> None:
-    from rich.console import Console
     from rich.markup import escape
+
+    from hoptrace.cli.console import PlainConsole
 
     info = result.trace.manifest.replay
     assert info is not None
-    console = Console(highlight=False)
+    console = PlainConsole(highlight=False)
     console.print(f"[bold]{escape(info.policy['name'])}[/bold]  {escape(description)}", soft_wrap=True)
     for section in ("batching", "kv", "prefix_cache"):
         console.print(f"  {section}: " + ", ".join(f"{k} = {v}" for k, v in info.policy[section].items()), soft_wrap=True)
