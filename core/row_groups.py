@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hoptrace.errors import InputError
+from hoptrace.schema import table
 
 __all__ = ["Bounds", "RowGroups"]
 
@@ -48,9 +49,16 @@ class RowGroups:
         self._place = [(f, g) for f, m in enumerate(self._meta) for g in range(m.num_row_groups)]
         self.rows: Ints = np.array([self._meta[f].row_group(g).num_rows for f, g in self._place], dtype=np.int64)
 
-    def types(self) -> list[dict[str, pa.DataType]]:
-        """Column types of each file."""
-        return [{f.name: f.type for f in m.schema.to_arrow_schema()} for m in self._meta]
+    @classmethod
+    def of(cls, paths: Sequence[Path] | None, name: str, columns: Sequence[str] | None = None) -> RowGroups | None:
+        """Those of a table's files (null: it has none that are its rows as they lie there), where these ``columns`` (null: all
+        that they have of the schema's) are of the schema's types, so that they can be read as they are; else null."""
+        if paths is None:
+            return None
+        groups = cls(paths)
+        want = {c.name: c.type for c in table(name).columns if columns is None or c.name in columns}
+        have = ({f.name: f.type for f in m.schema.to_arrow_schema()} for m in groups._meta)
+        return None if any(t.get(c, k) != k for t in have for c, k in want.items()) else groups
 
     def bounds(self, column: str) -> Bounds:
         """Of an integer column. A file without it holds nulls only."""

@@ -77,12 +77,8 @@ class StepWindows:
 
 def step_windows(trace: Trace) -> StepWindows | None:
     """Null where the table has no windows (see the module). InputError if a file is damaged."""
-    paths = trace.files("steps")
-    if paths is None:
-        return None
-    groups = RowGroups(paths)
-    want = {c.name: c.type for c in table("steps").columns}
-    if any(t.get(c, k) != k for t in groups.types() for c, k in want.items()):
+    groups = RowGroups.of(trace.files("steps"), "steps")
+    if groups is None:
         return None
     stretches: dict[Key, list[_Stretch]] = {}
     at = 0

@@ -12,7 +12,7 @@ from hoptrace.errors import InputError
 from hoptrace.nnls import nnls
 from hoptrace.stepcost import FEATURES, StepCost, features_array
 
-__all__ = ["fit_steps"]
+__all__ = ["fit_steps", "solve"]
 
 MIN_STEPS = 20
 _FOLDS = 5
@@ -79,7 +79,7 @@ def _usable(steps: pl.DataFrame) -> pl.DataFrame:
     return frame.sort("start_ns")
 
 
-def _solve(x: _Array, y: _Array, weight: _Array) -> _Array:
+def solve(x: _Array, y: _Array, weight: _Array) -> _Array:
     """argmin Σ weight² (y − xβ)², β ≥ 0, by QR, so that the cost of the active-set search does not grow with the steps."""
     a, b = x * weight[:, None], y * weight
     scale = np.sqrt((a * a).sum(axis=0))
@@ -93,14 +93,14 @@ def _solve(x: _Array, y: _Array, weight: _Array) -> _Array:
 def _robust(x: _Array, y: _Array) -> tuple[_Array, _Mask]:
     """Coefficients (ns per unit) and which steps were kept."""
     floor = float(np.median(y)) * 0.02
-    beta = _solve(x, y, 1 / np.maximum(y, floor))
+    beta = solve(x, y, 1 / np.maximum(y, floor))
     keep = np.ones(len(y), dtype=bool)
     for _ in range(12):
         expected = np.maximum(x @ beta, floor)
         residual = (y - expected) / expected
         sigma = _sigma(residual)
         huber = np.minimum(1, 1.345 * sigma / np.maximum(np.abs(residual), 1e-12))
-        new = _solve(x, y, np.sqrt(huber) / expected)
+        new = solve(x, y, np.sqrt(huber) / expected)
         if np.allclose(new, beta, rtol=1e-6):
             break
         beta = new
@@ -108,7 +108,7 @@ def _robust(x: _Array, y: _Array) -> tuple[_Array, _Mask]:
     residual = np.abs(y - expected) / expected
     keep = residual <= max(_OUTLIER * _sigma((y - expected) / expected), float(np.quantile(residual, 1 - _MOST_OUTLIERS)))
     for _ in range(4):
-        beta = _solve(x[keep], y[keep], 1 / np.maximum(x[keep] @ beta, floor))
+        beta = solve(x[keep], y[keep], 1 / np.maximum(x[keep] @ beta, floor))
     total = float((x[keep] @ beta).sum())
     return (beta * (float(y[keep].sum()) / total) if total > 0 else beta), keep
 

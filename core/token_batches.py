@@ -20,7 +20,6 @@ import polars as pl
 from hoptrace.compiling import cached_njit
 from hoptrace.reader import Trace
 from hoptrace.row_groups import RowGroups
-from hoptrace.schema import table
 
 __all__ = ["PlainBatch", "TokenBatch", "TokenSource", "each_batch", "each_range"]
 
@@ -67,7 +66,7 @@ class TokenSource:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._groups = _row_groups(trace)
+        self._groups = RowGroups.of(trace.files("tokens"), "tokens", _COLUMNS)
         if self._groups is not None:
             bounds = self._groups.bounds("request")
             self._low, self._high, self._rows = bounds.low, bounds.high, self._groups.rows
@@ -186,18 +185,6 @@ def each_range(ranges: list[tuple[int, int]], work: Callable[[int, int], T], *, 
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def _row_groups(trace: Trace) -> RowGroups | None:
-    """The row groups of the tokens' files, if they can be read as they lie there."""
-    paths = trace.files("tokens")
-    if paths is None:
-        return None
-    groups = RowGroups(paths)
-    want = {c.name: c.type for c in table("tokens").columns}
-    if any(t.get(c, want[c]) != want[c] for t in groups.types() for c in _COLUMNS):
-        return None
-    return groups
 
 
 def _batch(frame: pl.DataFrame, same: dict[str, int] | None = None) -> TokenBatch:

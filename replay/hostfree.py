@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
-from scipy.optimize import nnls
 
 from hoptrace.stepcost import FEATURES, StepCost, features_array
+from hoptrace.stepcost_fit import solve
 
 __all__ = ["HostFree", "host_free"]
 
@@ -67,11 +67,7 @@ def host_free(cost: StepCost, steps: pl.DataFrame, *, asynchronous: bool) -> Hos
     base = np.array([cost.coefficients_ps[FEATURES[i]] for i in columns], dtype=np.float64) / 1000
     # Relative to the step's predicted length, as the cost itself was fitted, so that long steps do not rule.
     expected = np.maximum(x @ base, 0.02 * float(some["_took"].median() or 1))  # type: ignore[arg-type]
-    a, b = x / expected[:, None], some["_host"].to_numpy() / expected
-    scale = np.sqrt((a * a).sum(axis=0))
-    scale[scale == 0] = 1
-    q, r = np.linalg.qr(a / scale)
-    host = nnls(r, q.T @ b)[0] / scale
+    host = solve(x, some["_host"].to_numpy(), 1 / expected)
     # Right in the sum, as the cost is; and never more than there is.
     predicted = float((x @ host).sum())
     if predicted > 0:
