@@ -13,7 +13,7 @@ import numpy as np
 
 from hoptrace.compiling import cached_njit
 
-__all__ = ["LINEAR", "ROOFLINE", "attention", "cost_ns", "cost_ps"]
+__all__ = ["HEAD", "LINEAR", "ROOFLINE", "attention", "cost_ns", "cost_ps", "step_ns"]
 
 LINEAR = 0
 ROOFLINE = 1
@@ -72,3 +72,46 @@ def cost_ns(
             ps += vector[o + 8]
         best = max(best, ps)
     return (best + 500) // 1000
+
+
+HEAD = 3
+"""Numbers before a packed cost's coefficients: kind, how many residuals, how long it is in all."""
+
+
+@cached_njit
+def step_ns(
+    costs: np.ndarray,
+    at: int,
+    draw: int,
+    prefill_requests: int,
+    prefill_tokens: int,
+    prefill_context_tokens: int,
+    decode_requests: int,
+    decode_context_tokens: int,
+    extra_tokens: int,
+) -> int:
+    """How long one step takes, in ns; at least 1.
+
+    Args:
+        costs: int64, packed costs (:func:`hoptrace.stepcost_pack.pack`); at: where this one begins.
+        draw: a random number in [0, 2^62): chooses the residual, in millionths of the cost; without residuals it changes nothing.
+        extra_tokens: tokens computed besides (proposals verified), priced as prompt tokens without the fixed part of a prompt.
+    """
+    kind, residuals = costs[at], costs[at + 1]
+    v = costs[at + HEAD :]
+    best = 0
+    pairs = attention(prefill_requests, prefill_tokens, prefill_context_tokens)
+    for side in range(2 if kind == ROOFLINE else 1):
+        o = side * _N
+        ps = v[o] + v[o + 3] * extra_tokens
+        if prefill_tokens > 0:
+            ps += v[o + 1] + v[o + 3] * prefill_tokens + v[o + 4] * prefill_context_tokens + v[o + 5] * pairs // 1000
+        if decode_requests > 0:
+            ps += v[o + 2] + v[o + 6] * decode_requests + v[o + 7] * decode_context_tokens
+        if prefill_tokens + decode_requests + extra_tokens > 1:
+            ps += v[o + 8]
+        best = max(best, ps)
+    ns = (best + 500) // 1000
+    if residuals > 0:
+        ns += ns * v[2 * _N + draw % residuals] // 1_000_000
+    return max(1, ns)

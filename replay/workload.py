@@ -37,6 +37,10 @@ class Workload:
         left_out: requests of the trace that are not here, by reason.
         notes: what a reader has to know, in sentences.
         session: [n] the conversation that each request belongs to; null where it is unknown.
+        after: [n] position of the request that this one comes after, -1 if none; null: none has one.
+        think_ns: [n] from that one's end until this one's arrival; floor: [n] whether it also does not come before
+            ``arrival_ns``.
+        session_id: [n] number of the session, -1 without one.
     """
 
     request: _Ints
@@ -50,6 +54,10 @@ class Workload:
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     session: tuple[str | None, ...] = ()
+    after: _Ints | None = None
+    think_ns: _Ints | None = None
+    floor: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    session_id: _Ints | None = None
 
     @property
     def n(self) -> int:
