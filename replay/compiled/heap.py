@@ -1,0 +1,211 @@
+"""Two priority queues, compiled: the events of a replay, and requests that wait in many queues at once. int64 throughout.
+
+**Events**: a binary heap of rows (time, kind, a, b), least row first, compared word by word. ``heap`` is int64[capacity, 4],
+``n`` how many it holds::
+
+    heap = events(64); n = 0
+    heap, n = push(heap, n, time, kind, a, b)   # heap comes back larger if it was full
+    heap[0, TIME], heap[0, KIND], ...           # the next one, if n > 0
+    n = pop(heap, n)                            # drops it
+    replace(heap, n, time, kind, a, b)          # drops it and adds another, cheaper than both
+
+**Queues**: any number of queues over one table of nodes, each ordered by (key, arrival, number), least first. A node is in one
+queue at most. Requests that come in order are appended to a list, in O(1); the others go into a pairing heap (Fredman,
+Sedgewick, Sleator, Tarjan 1986), O(log n) amortised. Nothing depends on the number of queues::
+
+    nodes = queue_nodes(n); queues = queue_heads(engines)
+    enqueue(queues, nodes, q, node, key, arrival, number)
+    queues[q, COUNT]; first(queues, nodes, q)   # node, -1 if there is none
+    dequeue(queues, nodes, q)                   # takes the first one out and returns it; there must be one
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hoptrace.compiling import cached_njit
+
+__all__ = [
+    "A", "ARRIVAL", "B", "COUNT", "KEY", "KIND", "NUMBER", "TIME", "dequeue", "enqueue", "events", "first", "grown", "pop",
+    "push", "queue_heads", "queue_nodes", "replace",
+]  # fmt: skip
+
+TIME, KIND, A, B = 0, 1, 2, 3
+"""Columns of an event."""
+
+KEY, ARRIVAL, NUMBER, _NEXT, _CHILD = 0, 1, 2, 3, 4
+"""Columns of a node. ``_NEXT``: the next one in the list, or the next sibling in the heap."""
+
+_HEAD, _TAIL, _ROOT, COUNT = 0, 1, 2, 3
+"""Columns of a queue: its list's ends, its heap's root, how many wait."""
+
+
+@cached_njit
+def events(capacity: int) -> np.ndarray:
+    """An empty heap of events."""
+    return np.empty((max(1, capacity), 4), dtype=np.int64)
+
+
+@cached_njit
+def grown(heap: np.ndarray) -> np.ndarray:
+    """The same heap with twice the room."""
+    bigger = np.empty((2 * heap.shape[0], 4), dtype=np.int64)
+    bigger[: heap.shape[0]] = heap
+    return bigger
+
+
+@cached_njit
+def push(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> tuple[np.ndarray, int]:
+    """Add an event: (heap, n + 1)."""
+    if n == heap.shape[0]:
+        heap = grown(heap)
+    i = n
+    while i > 0:
+        p = (i - 1) >> 1
+        t = heap[p, 0]
+        if t < time:
+            break
+        if t == time:
+            k = heap[p, 1]
+            if k < kind or (k == kind and (heap[p, 2] < a or (heap[p, 2] == a and heap[p, 3] <= b))):
+                break
+        heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = t, heap[p, 1], heap[p, 2], heap[p, 3]
+        i = p
+    heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = time, kind, a, b
+    return heap, n + 1
+
+
+@cached_njit
+def pop(heap: np.ndarray, n: int) -> int:
+    """Drop the least event; there must be one. Returns n − 1."""
+    n -= 1
+    if n > 0:
+        replace(heap, n, heap[n, 0], heap[n, 1], heap[n, 2], heap[n, 3])
+    return n
+
+
+@cached_njit
+def replace(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> None:
+    """Drop the least event and add another, in about half the time of both; there must be one."""
+    i = 0
+    while True:
+        c = 2 * i + 1
+        if c >= n:
+            break
+        if c + 1 < n and _before(heap, c + 1, heap[c, 0], heap[c, 1], heap[c, 2], heap[c, 3]):
+            c += 1
+        if not _before(heap, c, time, kind, a, b):
+            break
+        heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = heap[c, 0], heap[c, 1], heap[c, 2], heap[c, 3]
+        i = c
+    heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = time, kind, a, b
+
+
+@cached_njit
+def _before(heap: np.ndarray, i: int, time: int, kind: int, a: int, b: int) -> bool:
+    """Whether row ``i`` comes before the given event."""
+    if heap[i, 0] != time:
+        return heap[i, 0] < time
+    if heap[i, 1] != kind:
+        return heap[i, 1] < kind
+    if heap[i, 2] != a:
+        return heap[i, 2] < a
+    return heap[i, 3] < b
+
+
+@cached_njit
+def queue_nodes(n: int) -> np.ndarray:
+    """Nodes 0 … n − 1, in no queue: int64[n, 5]."""
+    return np.full((n, 5), -1, dtype=np.int64)
+
+
+@cached_njit
+def queue_heads(n: int) -> np.ndarray:
+    """``n`` empty queues: int64[n, 4]."""
+    queues = np.full((n, 4), -1, dtype=np.int64)
+    queues[:, COUNT] = 0
+    return queues
+
+
+@cached_njit
+def _less(nodes: np.ndarray, x: int, y: int) -> bool:
+    """Whether node x comes before node y."""
+    if nodes[x, KEY] != nodes[y, KEY]:
+        return nodes[x, KEY] < nodes[y, KEY]
+    if nodes[x, ARRIVAL] != nodes[y, ARRIVAL]:
+        return nodes[x, ARRIVAL] < nodes[y, ARRIVAL]
+    return nodes[x, NUMBER] < nodes[y, NUMBER]
+
+
+@cached_njit
+def _link(nodes: np.ndarray, x: int, y: int) -> int:
+    """Make the later one of two roots the other's first child: the root."""
+    if _less(nodes, y, x):
+        x, y = y, x
+    nodes[y, _NEXT] = nodes[x, _CHILD]
+    nodes[x, _CHILD] = y
+    return x
+
+
+@cached_njit
+def enqueue(queues: np.ndarray, nodes: np.ndarray, q: int, node: int, key: int, arrival: int, number: int) -> None:
+    """Put ``node``, which is in no queue, into queue ``q``."""
+    nodes[node, KEY], nodes[node, ARRIVAL], nodes[node, NUMBER] = key, arrival, number
+    nodes[node, _NEXT], nodes[node, _CHILD] = -1, -1
+    queues[q, COUNT] += 1
+    tail = queues[q, _TAIL]
+    if tail < 0:
+        queues[q, _HEAD], queues[q, _TAIL] = node, node
+    elif not _less(nodes, node, tail):
+        nodes[tail, _NEXT] = node
+        queues[q, _TAIL] = node
+    else:
+        root = queues[q, _ROOT]
+        queues[q, _ROOT] = node if root < 0 else _link(nodes, root, node)
+
+
+@cached_njit
+def first(queues: np.ndarray, nodes: np.ndarray, q: int) -> int:
+    """The node that comes first in queue ``q``, -1 if it is empty."""
+    head, root = queues[q, _HEAD], queues[q, _ROOT]
+    if head < 0:
+        return root
+    return root if root >= 0 and _less(nodes, root, head) else head
+
+
+@cached_njit
+def dequeue(queues: np.ndarray, nodes: np.ndarray, q: int) -> int:
+    """Take the first node out of queue ``q``, which must not be empty, and return it."""
+    queues[q, COUNT] -= 1
+    node = first(queues, nodes, q)
+    if node == queues[q, _HEAD]:
+        queues[q, _HEAD] = nodes[node, _NEXT]
+        if queues[q, _HEAD] < 0:
+            queues[q, _TAIL] = -1
+    else:
+        queues[q, _ROOT] = _merged(nodes, nodes[node, _CHILD])
+    nodes[node, _NEXT], nodes[node, _CHILD] = -1, -1
+    return node
+
+
+@cached_njit
+def _merged(nodes: np.ndarray, child: int) -> int:
+    """One heap of a root's children, in two passes: pairs from the left, then all from the right; -1 if there are none."""
+    pairs = -1  # a stack of roots
+    while child >= 0:
+        x, y = child, nodes[child, _NEXT]
+        if y < 0:
+            child = -1
+        else:
+            child = nodes[y, _NEXT]
+            x = _link(nodes, x, y)
+        nodes[x, _NEXT] = pairs
+        pairs = x
+    root = -1
+    while pairs >= 0:
+        x = pairs
+        pairs = nodes[x, _NEXT]
+        root = x if root < 0 else _link(nodes, root, x)
+    if root >= 0:
+        nodes[root, _NEXT] = -1
+    return root
