@@ -17,11 +17,12 @@ __all__ = ["ACCESS", "OVERHEAD", "Access", "Hop", "Overhead", "access", "is_loop
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One step of an access path: its kind, who does what, and whether it carries the payload."""
+    """One step of an access path: its kind, what is done, whether it carries the payload, and who performs it."""
 
     kind: str
     what: str
     payload: bool = False
+    who: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Access:
         return sum(not h.payload for h in self.hops) + max(links, 1) * sum(not h.payload for h in self.per_link)
 
 
-_WIRE = Hop("wire", "the packets cross the link", payload=True)
+_WIRE = Hop("wire", "the packets cross the link", payload=True, who="link")
 _NIC = "Neugebauer et al., Understanding PCIe performance for end host networking, SIGCOMM 2018 (its model of a simple NIC)"
 
 ACCESS: MappingProxyType[str, Access] = MappingProxyType({
@@ -54,32 +55,32 @@ ACCESS: MappingProxyType[str, Access] = MappingProxyType({
     for a in (
         Access(
             "load_store", (),
-            (Hop("wire", "the cache line crosses the link, ordered by the coherence protocol", payload=True),),
+            (Hop("wire", "the cache line crosses the link, ordered by the coherence protocol", payload=True, who="core"),),
             "a load or store names its address and needs no queue and no answer that software sees",
         ),
         Access(
             "uncached", (),
             (
-                Hop("wire", "the read's request crosses PCIe as a packet without data"),
-                Hop("wire", "the completion carries the data back", payload=True),
+                Hop("wire", "the read's request crosses PCIe as a packet without data", who="core"),
+                Hop("wire", "the completion carries the data back", payload=True, who="device"),
             ),
             "PCI Express Base Specification: a memory read is non-posted (741 ns a round trip measured, platform-constants 5); a "
             "posted write has no request of its own",
         ),
         Access(
             "memcpy",
-            (Hop("copy", "a processor reads the source and writes the destination", payload=True),), (),
+            (Hop("copy", "a processor reads the source and writes the destination", payload=True, who="core"),), (),
             "one pass of loads and stores; no queue, no confirmation",
         ),
         Access(
             "dma",
             (
-                Hop("queue entry", "the driver writes the copy command into the channel"),
-                Hop("doorbell", "a posted register write tells the engine"),
-                Hop("descriptor fetch", "the engine reads the command from host memory"),
-                Hop("DMA", "the engine moves the data", payload=True),
-                Hop("completion", "the engine writes a semaphore or an event"),
-                Hop("poll", "the host finds the completion (stream or event synchronisation)"),
+                Hop("queue entry", "the driver writes the copy command into the channel", who="driver"),
+                Hop("doorbell", "a posted register write tells the engine", who="driver"),
+                Hop("descriptor fetch", "the engine reads the command from host memory", who="copy engine"),
+                Hop("DMA", "the engine moves the data", payload=True, who="copy engine"),
+                Hop("completion", "the engine writes a semaphore or an event", who="copy engine"),
+                Hop("poll", "the host finds the completion (stream or event synchronisation)", who="core"),
             ),
             (_WIRE,),
             "queue, doorbell, fetch, completion of a copy engine as NVIDIA's open GPU documentation describes host channels; "
@@ -88,13 +89,13 @@ ACCESS: MappingProxyType[str, Access] = MappingProxyType({
         Access(
             "rdma",
             (
-                Hop("queue entry", "a work request is written into the send queue"),
-                Hop("doorbell", "a register write tells the adapter"),
-                Hop("descriptor fetch", "the adapter reads the work request"),
-                Hop("DMA", "the adapter reads the payload from memory", payload=True),
-                Hop("DMA", "the far adapter writes it to memory", payload=True),
-                Hop("completion", "the far adapter acknowledges and the near one writes a completion entry"),
-                Hop("poll", "the host finds the entry in the completion queue"),
+                Hop("queue entry", "a work request is written into the send queue", who="core"),
+                Hop("doorbell", "a register write tells the adapter", who="core"),
+                Hop("descriptor fetch", "the adapter reads the work request", who="adapter"),
+                Hop("DMA", "the adapter reads the payload from memory", payload=True, who="adapter"),
+                Hop("DMA", "the far adapter writes it to memory", payload=True, who="far adapter"),
+                Hop("completion", "the far adapter acknowledges and the near one writes a completion entry", who="both adapters"),
+                Hop("poll", "the host finds the entry in the completion queue", who="core"),
             ),
             (_WIRE,),
             "Kalia, Kaminsky, Andersen, Design guidelines for high performance RDMA systems, USENIX ATC 2016, section 2 (a "
@@ -103,11 +104,11 @@ ACCESS: MappingProxyType[str, Access] = MappingProxyType({
         Access(
             "collective",
             (
-                Hop("poll", "the sender waits until the receiver's buffer is free"),
-                Hop("copy", "the sender writes into the receiver's buffer", payload=True),
-                Hop("completion", "the sender raises the step counter"),
-                Hop("poll", "the receiver waits for the counter"),
-                Hop("copy", "the receiver takes the data out, reducing it", payload=True),
+                Hop("poll", "the sender waits until the receiver's buffer is free", who="sending GPU"),
+                Hop("copy", "the sender writes into the receiver's buffer", payload=True, who="sending GPU"),
+                Hop("completion", "the sender raises the step counter", who="sending GPU"),
+                Hop("poll", "the receiver waits for the counter", who="receiving GPU"),
+                Hop("copy", "the receiver takes the data out, reducing it", payload=True, who="receiving GPU"),
             ),
             (_WIRE,),
             "one send between neighbours as NCCL's primitives do it: head and tail counters of a FIFO per peer (NCCL source, "
@@ -116,17 +117,17 @@ ACCESS: MappingProxyType[str, Access] = MappingProxyType({
         Access(
             "message", (),
             (
-                Hop("copy", "send() copies into the socket's buffers", payload=True),
-                Hop("queue entry", "the driver writes a transmit descriptor"),
-                Hop("doorbell", "the driver writes the queue's tail register"),
-                Hop("descriptor fetch", "the adapter reads the descriptor"),
-                Hop("DMA", "the adapter reads the packet", payload=True),
+                Hop("copy", "send() copies into the socket's buffers", payload=True, who="kernel"),
+                Hop("queue entry", "the driver writes a transmit descriptor", who="driver"),
+                Hop("doorbell", "the driver writes the queue's tail register", who="driver"),
+                Hop("descriptor fetch", "the adapter reads the descriptor", who="adapter"),
+                Hop("DMA", "the adapter reads the packet", payload=True, who="adapter"),
                 _WIRE,
-                Hop("DMA", "the far adapter writes the packet to memory", payload=True),
-                Hop("completion", "the adapter writes the receive descriptor back and interrupts"),
-                Hop("poll", "epoll tells the process that the socket can be read"),
-                Hop("copy", "recv() copies out to the process", payload=True),
-                Hop("completion", "the acknowledgement goes back"),
+                Hop("DMA", "the far adapter writes the packet to memory", payload=True, who="far adapter"),
+                Hop("completion", "the adapter writes the receive descriptor back and interrupts", who="far adapter"),
+                Hop("poll", "epoll tells the process that the socket can be read", who="kernel"),
+                Hop("copy", "recv() copies out to the process", payload=True, who="kernel"),
+                Hop("completion", "the acknowledgement goes back", who="far kernel"),
             ),
             f"{_NIC}; acknowledgement: RFC 9293 and RFC 1122, 4.2.3.2 (one for at most two full segments: transfers above some "
             "2.9 kB take more)",
@@ -134,12 +135,12 @@ ACCESS: MappingProxyType[str, Access] = MappingProxyType({
         Access(
             "loopback", (),
             (
-                Hop("copy", "send() copies into the socket's buffers", payload=True),
-                Hop("queue entry", "the packet is put on the CPU's backlog queue"),
-                Hop("interrupt", "a soft interrupt takes it from there"),
-                Hop("poll", "epoll tells the process that the socket can be read"),
-                Hop("copy", "recv() copies out to the process", payload=True),
-                Hop("completion", "the acknowledgement goes back the same way"),
+                Hop("copy", "send() copies into the socket's buffers", payload=True, who="kernel"),
+                Hop("queue entry", "the packet is put on the CPU's backlog queue", who="kernel"),
+                Hop("interrupt", "a soft interrupt takes it from there", who="kernel"),
+                Hop("poll", "epoll tells the process that the socket can be read", who="kernel"),
+                Hop("copy", "recv() copies out to the process", payload=True, who="kernel"),
+                Hop("completion", "the acknowledgement goes back the same way", who="kernel"),
             ),
             "a message over TCP within one Linux host: drivers/net/loopback.c hands the packet to netif_rx, which queues it for "
             "NET_RX_SOFTIRQ; no adapter, so no doorbell and no descriptor",
@@ -147,15 +148,15 @@ ACCESS: MappingProxyType[str, Access] = MappingProxyType({
         Access(
             "file",
             (
-                Hop("queue entry", "the command is written into the submission queue"),
-                Hop("doorbell", "the queue's tail register is written"),
-                Hop("descriptor fetch", "the controller reads the command"),
-                Hop("DMA", "the controller moves the data", payload=True),
-                Hop("completion", "the controller writes a completion entry"),
-                Hop("interrupt", "and interrupts the host"),
-                Hop("poll", "the host takes the entry"),
-                Hop("doorbell", "and writes the completion queue's head register"),
-                Hop("copy", "the page cache is copied to the process (not with direct I/O)", payload=True),
+                Hop("queue entry", "the command is written into the submission queue", who="driver"),
+                Hop("doorbell", "the queue's tail register is written", who="driver"),
+                Hop("descriptor fetch", "the controller reads the command", who="controller"),
+                Hop("DMA", "the controller moves the data", payload=True, who="controller"),
+                Hop("completion", "the controller writes a completion entry", who="controller"),
+                Hop("interrupt", "and interrupts the host", who="controller"),
+                Hop("poll", "the host takes the entry", who="core"),
+                Hop("doorbell", "and writes the completion queue's head register", who="driver"),
+                Hop("copy", "the page cache is copied to the process (not with direct I/O)", payload=True, who="kernel"),
             ),
             (_WIRE,),
             "NVM Express Base Specification, command submission and completion mechanism (eight steps); Linux buffered reads and "
