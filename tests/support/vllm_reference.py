@@ -1,0 +1,114 @@
+"""Reads what vLLM's own scheduler decided (tests/data/reference/vllm_scheduler), and what an engine of ours makes of the same requests."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hoptrace.replay import outcome
+from hoptrace.replay.outcome import Kept, Outcome
+from hoptrace.replay.plan import EngineSpec, Order, Plan, Speculation
+from hoptrace.replay.workload import Workload
+from hoptrace.stepcost import StepCost
+
+DATA = Path(__file__).parent.parent / "data" / "reference" / "vllm_scheduler"
+
+Simulate = Callable[..., Outcome]
+
+
+def scenario(name: str) -> dict[str, Any]:
+    """One recorded scenario; benchmarks/support/ref_vllm_scheduler.py says what it holds."""
+    found: dict[str, Any] = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))
+    return found
+
+
+def work_of(requests: list[dict[str, Any]], block: int) -> Workload:
+    """Requests as a workload; ``block``: tokens of each of the prompts' ids."""
+    ids = [q.get("blocks", []) for q in requests]
+    ptr = np.concatenate([[0], np.cumsum([len(b) for b in ids])]).astype(np.int64)
+    flat = np.array([i for b in ids for i in b], dtype=np.int64)
+    end = np.array([(j + 1) * block for b in ids for j in range(len(b))], dtype=np.int64)
+    columns = (np.array([q[k] for q in requests], dtype=np.int64) for k in ("arrival_ns", "prompt", "output"))
+    return Workload(
+        np.arange(len(requests), dtype=np.int64), *columns, block_ptr=ptr, block_id=flat, block_end=end,
+        block_tokens=np.full(int(flat.max()) + 1 if flat.size else 0, block, dtype=np.int64),
+    )  # fmt: skip
+
+
+def plan_of(said: dict[str, Any], **changes: Any) -> Plan:
+    """The plan that means the scenario's settings."""
+    s, cost = said["settings"], said["cost_ns"]
+    engine = EngineSpec(
+        "engine", max_sequences=s["max_sequences"], max_batched_tokens=s["budget"], chunked_prefill=s["chunked"],
+        capacity_tokens=s["blocks"] * s["block"], block_size_tokens=s["block"], context_tokens=s["context"],
+        # vLLM takes the fraction of all its blocks, the one that it keeps for itself included.
+        watermark_tokens=int(s["watermark"] * (s["blocks"] + 1)) * s["block"], cache="pool" if s["prefix_caching"] else None,
+    )  # fmt: skip
+    priced = {"step": cost["step"], "prefill_tokens": cost["prefill_token"], "decode_requests": cost["decoder"]}
+    order = Order()
+    if s["policy"] == "priority":
+        keys = np.array([q.get("priority", 0) for q in said["requests"]], dtype=np.int64)
+        order = Order(key=keys, from_arrival=False, requeue=True)
+    speculation = Speculation(s["spec_tokens"], said["accept_ppm"]) if s["spec_tokens"] else None
+    known: dict[str, Any] = {"order": order, "speculation": speculation, **changes}
+    return Plan((engine,), (StepCost({k: 1000 * v for k, v in priced.items()}, "fixed"),), **known)
+
+
+def ours(simulate: Simulate, work: Workload, plan: Plan) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
+    """Our steps in the scenario's form, and the columns of the requests."""
+    sink = Kept()
+    found = simulate(work, plan, sink)
+    at = {c: i for i, c in enumerate(outcome.STEP)}
+    steps = []
+    for row in sink.rows("step").tolist():
+        steps.append(
+            {
+                "start_ns": row[at["start_ns"]], "parts": {}, "preempted": [], "held": row[at["kv_used_tokens"]],
+                "running": row[at["running"]], "waiting": row[at["waiting"]],
+            }
+        )  # fmt: skip
+    for request, _, first, last, phase, tokens, context, emitted in sink.rows("run").tolist():
+        if phase == outcome.PREEMPTED:
+            steps[first]["preempted"].append(request)
+        if phase in (outcome.CHUNK, outcome.DECODE):
+            for step in range(first, last + 1):
+                assert request not in steps[step]["parts"]
+                steps[step]["parts"][request] = (tokens, context)
+                context += tokens if phase == outcome.CHUNK else emitted
+    columns = {c: found.requests[:, i].tolist() for i, c in enumerate(outcome.REQUEST)}
+    return steps, columns
+
+
+def theirs(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """Their steps in the same form. A pass that schedules nothing but drives somebody out is no step of ours: its victims count in the next."""
+    steps, gone = [], []
+    for s in said["steps"]:
+        gone += s["preempted"]
+        if not s["parts"]:
+            continue
+        steps.append(
+            {
+                "start_ns": s["start_ns"], "parts": {r: (n, c) for r, n, c in s["parts"]}, "preempted": sorted(gone),
+                "held": s["held"] * said["settings"]["block"], "running": s["running"], "waiting": s["waiting"],
+            }
+        )  # fmt: skip
+        gone = []
+    return steps
+
+
+def first_difference(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> str:
+    """Where two lists of steps part, in a sentence; empty if they are equal."""
+    for i, (x, y) in enumerate(zip(a, b)):
+        for k in x:
+            left, right = (sorted(x[k]), sorted(y[k])) if k == "preempted" else (x[k], y[k])
+            if left != right:
+                if k == "parts":
+                    left = {r: p for r, p in left.items() if right.get(r) != p}
+                    right = {r: p for r, p in y[k].items() if x[k].get(r) != p}
+                return f"step {i}, {k}: ours {left}, vLLM's {right}"
+    return "" if len(a) == len(b) else f"{len(a)} steps of ours, {len(b)} of vLLM's"
