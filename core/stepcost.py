@@ -15,9 +15,12 @@ import polars as pl
 
 from hoptrace.errors import InputError
 from hoptrace.manifest import Manifest, Server
-from hoptrace.roofline import roofline_of
+from hoptrace.stepcost_table import MILLION, Composition, Piece
 
-__all__ = ["FEATURES", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "known_cost", "outside", "roofline"]
+__all__ = [
+    "FEATURES", "RESIDUALS", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "known_cost", "outside",
+    "roofline",
+]  # fmt: skip
 
 FEATURES = (
     "step",
@@ -46,17 +49,23 @@ UNITS: dict[str, str] = {
 }
 _N = len(FEATURES)
 _ATTENTION = FEATURES.index("prefill_attention")
+RESIDUALS = ("decode", "prefill", "mixed")
+"""Kinds of steps that have residuals of their own, in the kernel's order."""
 _COMPOSITION = ("prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens")
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """A step cost: ``max(Σ coefficients × features, Σ compute × features)``, the second sum empty unless it is a roofline.
+    """A step cost: ``max(Σ coefficients × features, Σ compute × features)``, the second sum empty unless it is a roofline; to
+    either side pieces may add what they look up; a residual then makes it longer or shorter.
 
     Attributes:
         coefficients_ps: whole picoseconds by feature (:data:`UNITS`); missing is 0; never negative.
         origin: fitted, roofline, fixed or table.
         compute_ps: the roofline's compute side, likewise; empty for the others.
+        pieces: looked-up parts (:mod:`hoptrace.stepcost_table`).
+        residuals_ppm: by kind of step (:data:`RESIDUALS`), in millionths of the cost, in the order in which the steps were
+            recorded. Only a replay draws them; :meth:`cost_ns` is the cost without.
         domain: smallest and largest value seen of each feature while fitting.
         error: what cross-validation measured (see :func:`fit`); empty where there was nothing to measure against.
         covariance_ps2: covariance of the coefficients, in the order of FEATURES; null where unknown.
@@ -66,6 +75,8 @@ class StepCost:
     coefficients_ps: dict[str, int]
     origin: str
     compute_ps: dict[str, int] = field(default_factory=dict)
+    pieces: tuple[Piece, ...] = ()
+    residuals_ppm: dict[str, tuple[int, ...]] = field(default_factory=dict)
     domain: dict[str, tuple[int, int]] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
     covariance_ps2: tuple[tuple[float, ...], ...] | None = None
@@ -77,11 +88,15 @@ class StepCost:
                 raise InputError(f"A step cost has no feature {name!r}.", hint=f"Features: {', '.join(FEATURES)}.")
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InputError(f"The step cost's {name} is {value!r}: a coefficient is whole picoseconds, 0 or more.")
+        for kind, table in self.residuals_ppm.items():
+            if kind not in RESIDUALS or not all(-MILLION <= v <= 10**12 for v in table):
+                raise InputError(f"The step cost's residuals of {kind!r} steps are none: kinds are {', '.join(RESIDUALS)}, "
+                                 "values are millionths, at least -1,000,000.")  # fmt: skip
 
     @property
     def kind(self) -> int:
         """0 linear, 1 roofline: the ``kind`` of ``stepcost_kernel``."""
-        return 1 if self.compute_ps else 0
+        return 1 if self.compute_ps or any(p.side for p in self.pieces) else 0
 
     def as_vector(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """int64[18] for the kernel: the coefficients in the order of FEATURES, then the compute side."""
@@ -100,27 +115,39 @@ class StepCost:
         """Cost of one step in ns. ``prefill_requests`` is taken as 1 where it is not given; a step without work costs 0."""
         if prefill_requests is None:
             prefill_requests = 1 if prefill_tokens else 0
-        row = _features(*(np.array([v], dtype=np.int64) for v in (
-            prefill_requests, prefill_tokens, prefill_context_tokens, decode_requests, decode_context_tokens,
-        )))  # fmt: skip
-        return int(self._cost(row)[0])
+        held = [np.array([v], dtype=np.int64) for v in (
+            prefill_requests, prefill_tokens, prefill_context_tokens, decode_requests, decode_context_tokens, 0,
+        )]  # fmt: skip
+        return int(self._cost(_features(*held[:5]), Composition(*held))[0])
 
     def cost_ns_array(self, steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Cost of each row of ``steps`` in ns (int64[n]). InputError if the composition of a step is unknown."""
-        return self._cost(features_array(steps))
+        held = _held(steps)
+        return self._cost(_features(*held), Composition(*held, np.zeros_like(held[0])))
 
-    def _cost(self, features: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _cost(
+        self, features: np.ndarray[Any, np.dtype[np.int64]], held: Composition | None = None
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
         v = self.as_vector()
-        ps = _side(v[:_N], features)
-        if self.compute_ps:
-            ps = np.maximum(ps, _side(v[_N:], features))
-        return (ps + 500) // 1000
+        c = _composition(features) if self.pieces and held is None else held
+        best = np.zeros(len(features), dtype=np.int64)
+        for side in range(1 + self.kind):
+            ps = _side(v[side * _N : side * _N + _N], features)
+            for piece in self.pieces:
+                if piece.side == side and c is not None:
+                    ps = ps + piece.ps(c)
+            best = np.maximum(best, ps)
+        return (best + 500) // 1000
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the manifest and for TOML; :meth:`from_dict` gives the equal cost back."""
         d: dict[str, Any] = {"origin": self.origin, "coefficients_ps": dict(self.coefficients_ps)}
         if self.compute_ps:
             d["compute_ps"] = dict(self.compute_ps)
+        if self.pieces:
+            d["pieces"] = [p.to_dict() for p in self.pieces]
+        if self.residuals_ppm:
+            d["residuals_ppm"] = {k: list(v) for k, v in self.residuals_ppm.items()}
         if self.domain:
             d["domain"] = {k: list(v) for k, v in self.domain.items()}
         if self.error:
@@ -140,6 +167,8 @@ class StepCost:
                 coefficients_ps=dict(d["coefficients_ps"]),
                 origin=str(d["origin"]),
                 compute_ps=dict(d.get("compute_ps", {})),
+                pieces=tuple(Piece.from_dict(p) for p in d.get("pieces", ())),
+                residuals_ppm={str(k): tuple(int(x) for x in v) for k, v in d.get("residuals_ppm", {}).items()},
                 domain={str(k): (int(v[0]), int(v[1])) for k, v in d.get("domain", {}).items()},
                 error=dict(d.get("error", {})),
                 covariance_ps2=None if cov is None else tuple(tuple(float(x) for x in r) for r in cov),
@@ -154,15 +183,19 @@ def features_array(steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
 
     InputError if a composition column holds nulls; ``prefill_requests`` alone may be null (then one prefill is taken).
     """
+    return _features(*_held(steps))
+
+
+def _held(steps: pl.DataFrame) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     unknown = [c for c in _COMPOSITION if c not in steps.columns or steps[c].null_count()]
     if unknown:
         raise InputError(f"Some steps do not say their {', '.join(unknown)}.", hint="Leave out the rows where these are null.")
     tokens = steps["prefill_tokens"]
     one = (tokens > 0).cast(pl.Int64)
     requests = steps["prefill_requests"].fill_null(one) if "prefill_requests" in steps.columns else one
-    return _features(*(s.cast(pl.Int64).to_numpy() for s in (
+    return [s.cast(pl.Int64).to_numpy() for s in (
         requests, tokens, steps["prefill_context_tokens"], steps["decode_requests"], steps["decode_context_tokens"],
-    )))  # fmt: skip
+    )]  # fmt: skip
 
 
 def fit(steps: pl.DataFrame) -> StepCost:
@@ -209,52 +242,10 @@ def fixed(
 
 
 def roofline(server: Server, platform: Mapping[str, Any]) -> StepCost:
-    """The least time that the platform's arithmetic and memory allow a step: the larger of the two, plus a constant overhead.
+    """The least time that the platform's arithmetic and memory allow a step; see :mod:`hoptrace.stepcost_roofline`."""
+    from hoptrace.stepcost_roofline import roofline as made
 
-    Arithmetic: 2 × parameters FLOP per token (less the embeddings, which are looked up, where the vocabulary is known), and
-    4 × layers × heads × head size per pair of positions in attention (QKᵀ and its product with V). Memory: all weights once, the
-    KV of every context position once, the KV of each new token once. Tensor-parallel ranks share both. The same figures as
-    :class:`hoptrace.roofline.Roofline`, as integers for the kernel.
-
-    Args:
-        server: needs parameters, weight_bytes and the KV geometry.
-        platform: of one device, ``flops_per_s`` and ``memory_bytes_per_s`` (attainable: peak × efficiency), and
-            ``step_overhead_ns`` (0 if missing).
-
-    Raises:
-        InputError: something is missing; says what.
-    """
-    try:
-        r = roofline_of(server, platform)
-    except InputError as e:
-        hint = "Name the model's file at attach, use the cost model `fitted`, or write the values into the trace's manifest."
-        raise InputError(e.message, hint=hint) from None
-    flop_ps = 1e12 / r.flops_per_s
-    byte_ps = 1e12 / r.memory_bytes_per_s
-    overhead_ps = float(platform.get("step_overhead_ns") or 0) * 1000
-    token = r.token_flop * flop_ps
-    pair = r.pair_flop * flop_ps
-    kv = r.kv_token_bytes * byte_ps
-    memory = {
-        "step": r.weight_bytes * byte_ps + overhead_ps,
-        "prefill_tokens": kv,
-        "prefill_context_tokens": kv,
-        "decode_requests": kv,
-        "decode_context_tokens": kv,
-    }
-    compute = {
-        "step": overhead_ps,
-        "prefill_tokens": token,
-        "prefill_attention": pair * 1000,
-        "decode_requests": token,
-        "decode_context_tokens": pair,
-    }
-    return StepCost(
-        {k: round(v) for k, v in memory.items()},
-        "roofline",
-        compute_ps={k: round(v) for k, v in compute.items()},
-        notes=("A lower bound from peak rates; not measured.", *r.notes),
-    )
+    return made(server, platform)
 
 
 def known_cost(manifest: Manifest) -> StepCost | None:
@@ -314,6 +305,14 @@ def _side(v: np.ndarray[Any, Any], features: np.ndarray[Any, Any]) -> np.ndarray
     plain = v.copy()
     plain[_ATTENTION] = 0
     return features @ plain + v[_ATTENTION] * features[:, _ATTENTION] // 1000  # type: ignore[no-any-return]
+
+
+def _composition(x: np.ndarray[Any, Any]) -> Composition:
+    """What steps hold, from their features: the number of prompts from the pairs of positions, which is exact for one prompt and
+    may be one off where several are computed in few tokens."""
+    tokens, context, pairs = x[:, 3], x[:, 4], x[:, 5]
+    prompts = np.maximum((tokens * (2 * context + tokens) + pairs) // np.maximum(2 * pairs, 1), 1) * (tokens > 0)
+    return Composition(prompts, tokens, context, x[:, 6], x[:, 7], np.zeros_like(tokens))
 
 
 def _features(

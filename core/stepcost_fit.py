@@ -3,6 +3,7 @@ bootstrap."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import polars as pl
 from hoptrace.errors import InputError
 from hoptrace.nnls import nnls
 from hoptrace.stepcost import FEATURES, StepCost, features_array
+from hoptrace.stepcost_residuals import residuals
 
 __all__ = ["fit_steps", "solve"]
 
@@ -59,7 +61,7 @@ def fit_steps(steps: pl.DataFrame) -> StepCost:
     ps = {FEATURES[c]: round(b * 1000) for c, b in zip(columns, beta, strict=True) if round(b * 1000) > 0}
     full = np.zeros((len(FEATURES), len(FEATURES)))
     full[np.ix_(columns, columns)] = covariance * 1e6
-    return StepCost(
+    cost = StepCost(
         coefficients_ps={f: ps[f] for f in FEATURES if f in ps},
         origin="fitted",
         domain={f: (int(whole[:, i].min()), int(whole[:, i].max())) for i, f in enumerate(FEATURES)},
@@ -67,6 +69,8 @@ def fit_steps(steps: pl.DataFrame) -> StepCost:
         covariance_ps2=tuple(tuple(float(f"{v:.6g}") for v in row) for row in full),
         notes=_notes(merged, useless, y, keep),
     )
+    left = residuals(y.astype(np.int64), cost.cost_ns_array(frame), whole[:, 1] > 0, whole[:, 2] > 0)
+    return replace(cost, residuals_ppm=left)
 
 
 def _usable(steps: pl.DataFrame) -> pl.DataFrame:
@@ -267,5 +271,5 @@ def _notes(merged: list[str], useless: list[str], y: _Array, keep: _Mask) -> tup
     out = ~keep
     if out.any():
         share = float(y[out].sum() / y.sum())
-        notes.append(f"{int(out.sum())} of {len(y)} steps ({share:.1%} of the time) were outliers and are not modelled.")
+        notes.append(f"{int(out.sum())} of {len(y)} steps ({share:.1%} of the time) were outliers and are not in the mean cost.")
     return tuple(notes)

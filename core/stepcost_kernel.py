@@ -9,11 +9,13 @@ cost leaves the second at zero, a roofline puts memory time in the first and com
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from hoptrace.compiling import cached_njit
 
-__all__ = ["HEAD", "LINEAR", "ROOFLINE", "attention", "cost_ns", "cost_ps", "step_ns"]
+__all__ = ["HEAD", "LINEAR", "PIECE", "ROOFLINE", "RUN", "attention", "cost_ns", "cost_ps", "step_ns"]
 
 LINEAR = 0
 ROOFLINE = 1
@@ -74,8 +76,117 @@ def cost_ns(
     return (best + 500) // 1000
 
 
-HEAD = 3
-"""Numbers before a packed cost's coefficients: kind, how many residuals, how long it is in all."""
+HEAD = 8
+"""Numbers before a packed cost's coefficients: sides (1 linear, 2 roofline), length of it all, residuals of decode, prefill and
+mixed steps, where they begin, how many pieces, where those begin. Places count from the cost's own beginning."""
+
+PIECE = 9
+"""Numbers of a packed piece: side, factors of steps of prefill only, of decode only, of both (millionths; 0: not in those),
+times, outer and inner variable, how many outer values, where its grid begins.
+
+A grid: the outer values, for each where its row begins, then the rows: how many, their inner values, their times in ps."""
+
+RUN = 16
+"""Steps in a row that take neighbouring residuals."""
+
+
+@cached_njit
+def between(x: int, x0: int, x1: int, y0: int, y1: int) -> int:
+    """Whole number on the line through (x0, y0) and (x1, y1), rounded down; in two parts, so that nothing overflows."""
+    m, n, d = x1 - x0, x - x0, y1 - y0
+    return y0 + d // m * n + d % m * n // m
+
+
+@cached_njit
+def place(values: np.ndarray, at: int, n: int, x: int) -> int:
+    """Left end of the stretch of ``values[at : at + n]`` (ascending, n ≥ 2) whose line holds x; beyond an end the last one."""
+    low, high = 0, n - 2
+    while low < high:
+        middle = (low + high + 1) // 2
+        if values[at + middle] <= x:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@cached_njit
+def row_ps(v: np.ndarray, at: int, x: int) -> int:
+    """A row of a grid at x: linear between its points, and beyond its ends in the line of the last two."""
+    n = v[at]
+    if n == 1:
+        return v[at + 2]
+    i = at + 1 + place(v, at + 1, n, x)
+    return between(x, v[i], v[i + 1], v[i + n], v[i + n + 1])
+
+
+@cached_njit
+def grid_ps(v: np.ndarray, at: int, rows: int, outer: int, inner: int) -> int:
+    """A grid at (outer, inner): each of two rows at inner, linear between them; never below 0. ``at``: index in ``v``; the rows'
+    places in it count from ``at`` as well."""
+    if rows == 1:
+        return max(0, row_ps(v, at + v[at + 1], inner))
+    i = place(v, at, rows, outer)
+    low, high = row_ps(v, at + v[at + rows + i], inner), row_ps(v, at + v[at + rows + i + 1], inner)
+    return max(0, between(outer, v[at + i], v[at + i + 1], low, high))
+
+
+@cached_njit
+def variable(code: int, pr: int, pt: int, pc: int, dr: int, dc: int, extra: int) -> int:
+    """A variable of a grid, by its place in :data:`hoptrace.stepcost_table.VARIABLES`."""
+    if code == 1:
+        return pt + dr + extra
+    if code == 2:
+        return pt
+    if code == 3:
+        return pc
+    if code == 4:
+        return dr + extra
+    if code == 5:
+        return dc // (dr + extra) if dr + extra > 0 else 0
+    if code == 6:
+        return dc // dr if dr > 0 else 0
+    if code == 7:
+        return pt // pr if pr > 0 else 0
+    if code == 8:
+        return pc // pr if pr > 0 else 0
+    if code == 9:
+        return int(math.sqrt(pt * pt // pr)) if pr > 0 else 0
+    return 0
+
+
+@cached_njit
+def pieces_ps(costs: np.ndarray, at: int, side: int, pr: int, pt: int, pc: int, dr: int, dc: int, extra: int) -> int:
+    """What the grids of one side add, in ps."""
+    ps = 0
+    for k in range(costs[at + 6]):
+        p = at + costs[at + 7] + k * PIECE
+        factor = costs[p + 1] if dr + extra == 0 else (costs[p + 2] if pt == 0 else costs[p + 3])
+        if costs[p] != side or factor == 0:
+            continue
+        outer = variable(costs[p + 5], pr, pt, pc, dr, dc, extra)
+        inner = variable(costs[p + 6], pr, pt, pc, dr, dc, extra)
+        value = grid_ps(costs, at + costs[p + 8], costs[p + 7], outer, inner)
+        if costs[p + 4] == 1:
+            value *= pr
+        elif costs[p + 4] == 2:
+            value *= dr
+        ps += value // 1_000_000 * factor + value % 1_000_000 * factor // 1_000_000
+    return ps
+
+
+@cached_njit
+def residual_ppm(costs: np.ndarray, at: int, draw: int, prefill: bool, decode: bool) -> int:
+    """The residual of a step, in millionths of its cost. Tables are in the order of the recording: ``draw`` chooses where a run
+    of :data:`RUN` steps begins (its upper bits), and which of the run this one is."""
+    first, kind = at + costs[at + 5], (2 if decode else 1) if prefill else 0
+    for k in range(kind):
+        first += costs[at + 2 + k]
+    n = costs[at + 2 + kind]
+    if n == 0:
+        return 0
+    i = ((draw // RUN & 0xFFFFF) * n >> 20) + draw % RUN
+    return costs[first + (i if i < n else i % n)]
 
 
 @cached_njit
@@ -94,24 +205,29 @@ def step_ns(
 
     Args:
         costs: int64, packed costs (:func:`hoptrace.stepcost_pack.pack`); at: where this one begins.
-        draw: a random number in [0, 2^62): chooses the residual, in millionths of the cost; without residuals it changes nothing.
-        extra_tokens: tokens computed besides (proposals verified), priced as prompt tokens without the fixed part of a prompt.
+        draw: chooses the residual (docs/replay-engine.md, Cost); −1: none. Without residuals it changes nothing.
+        extra_tokens: tokens computed besides (proposals verified), priced as prompt tokens without the fixed part of a prompt;
+            in a grid as more decoders over the same context.
     """
-    kind, residuals = costs[at], costs[at + 1]
-    v = costs[at + HEAD :]
     best = 0
     pairs = attention(prefill_requests, prefill_tokens, prefill_context_tokens)
-    for side in range(2 if kind == ROOFLINE else 1):
-        o = side * _N
-        ps = v[o] + v[o + 3] * extra_tokens
+    for side in range(costs[at]):
+        o = at + HEAD + side * _N
+        ps = costs[o] + costs[o + 3] * extra_tokens
         if prefill_tokens > 0:
-            ps += v[o + 1] + v[o + 3] * prefill_tokens + v[o + 4] * prefill_context_tokens + v[o + 5] * pairs // 1000
+            ps += costs[o + 1] + costs[o + 3] * prefill_tokens + costs[o + 4] * prefill_context_tokens
+            ps += costs[o + 5] * pairs // 1000
         if decode_requests > 0:
-            ps += v[o + 2] + v[o + 6] * decode_requests + v[o + 7] * decode_context_tokens
+            ps += costs[o + 2] + costs[o + 6] * decode_requests + costs[o + 7] * decode_context_tokens
         if prefill_tokens + decode_requests + extra_tokens > 1:
-            ps += v[o + 8]
+            ps += costs[o + 8]
+        if costs[at + 6] > 0:
+            ps += pieces_ps(
+                costs, at, side, prefill_requests, prefill_tokens, prefill_context_tokens, decode_requests,
+                decode_context_tokens, extra_tokens,
+            )  # fmt: skip
         best = max(best, ps)
     ns = (best + 500) // 1000
-    if residuals > 0:
-        ns += ns * v[2 * _N + draw % residuals] // 1_000_000
+    if draw >= 0 and costs[at + 5] > 0:
+        ns += ns * residual_ppm(costs, at, draw, prefill_tokens > 0, decode_requests > 0) // 1_000_000
     return max(1, ns)
