@@ -4,40 +4,157 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Annotated, Any, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from hoptrace.errors import InputError
+from hoptrace.replay.refused import refusal
 
-__all__ = ["explain", "sections"]
+__all__ = ["Place", "explain", "line_of", "place_name", "sections", "wrong"]
+
+Place = tuple[str | int, ...]
+"""Where something stands in a file: names of tables and keys, numbers in arrays."""
 
 
 def sections(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The tables of a policy file, by name."""
-    found = {n: f.annotation for n, f in root.model_fields.items()}
-    return {n: a for n, a in found.items() if isinstance(a, type) and issubclass(a, BaseModel)}
+    """The tables of a policy file, by name: ``batching``, ``split.decode_server``; ``tiers`` for each of ``[[tiers]]``, ``links``
+    for each of ``[links.NAME]``. What stands as [batching] says it is not repeated."""
+    found: dict[str, type[BaseModel]] = {}
+
+    def add(model: type[BaseModel], inside: str) -> None:
+        for name, field in model.model_fields.items():
+            part = _model_in(field.annotation)
+            if part is None or (inside and part in found.values() and part.__name__ in ("Batching", "Kv", "PrefixCache")):
+                continue
+            found[inside + name] = part
+            add(part, f"{inside}{name}.")
+
+    add(root, "")
+    return found
 
 
-def explain(root: type[BaseModel], error: Any, text: str, name: str) -> InputError:
-    """pydantic's ``error`` about the file ``name`` with the content ``text``, for people."""
-    tables = sections(root)
-    # A union adds its branch's name to the place; what comes before is what the file has.
-    place = [str(p) for p in error["loc"]]
-    section = place[0] if place[0] in tables and len(place) > 1 else ""
-    key = place[1] if section else place[0]
-    model = tables[section] if section else root
-    line = _line(text, section, key)
-    where = f"{name}, line {line}" if line else name
+def explain(root: type[BaseModel], errors: Sequence[Any], data: Any, text: str, name: str) -> InputError:
+    """pydantic's first error about the file ``name`` with the content ``text`` (``data`` once read), for people."""
+    # A name that is refused says more than that a required key beside it is missing.
+    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    place = _place(error["loc"], data)
+    model = _model_at(root, place[:-1]) or root
+    key = str(place[-1])
+    where = _where(text, name, place)
+    inside = place_name(place[:-1])
+    if refused := refusal(key, error.get("input")) or refusal(key):
+        asked = f"{key} = {_shown(error['input'])}" if refused.values and key not in refused.keys else key
+        return InputError(f"{where}: {asked} asks for {refused.what}: not modelled, since {refused.why}.",
+                          hint=f"What there is: {refused.instead}.")  # fmt: skip
     if error["type"] == "extra_forbidden":
-        inside = f"[{section}]" if section else "a policy"
         near = difflib.get_close_matches(key, model.model_fields, n=1)
-        home = [s for s, m in tables.items() if key in m.model_fields]
+        home = [s for s, m in sections(root).items() if key in m.model_fields]
         hint = f"Did you mean {near[0]}? " if near else f"It belongs into [{home[0]}]. " if home else ""
         return InputError(f"{where}: {key} is not a key of {inside}.", hint=f"{hint}Keys: {', '.join(model.model_fields)}.")
-    field = model.model_fields.get(key)
-    allowed = "a table" if field is None or key in tables else _allowed(field.annotation)
+    if error["type"] == "missing":
+        missing = str(error["loc"][-1])
+        field = _model_at(root, place)
+        wanted = _allowed(field.model_fields[missing].annotation) if field is not None else "a value"
+        return InputError(f"{where}: {place_name(place)} lacks {missing}.", hint=f"Allowed: {wanted}.")
+    field_info = model.model_fields.get(key)
+    if isinstance(place[-1], int):
+        field_info = (_model_at(root, place[:-2]) or root).model_fields.get(str(place[-2]))
+        key = str(place[-2])
+    allowed = "a table" if field_info is None else _allowed(field_info.annotation)
     return InputError(f"{where}: {key} = {_shown(error['input'])} is not possible.", hint=f"Allowed: {allowed}.")
+
+
+def wrong(place: Place, sentence: str, hint: str, text: str, name: str) -> InputError:
+    """A policy whose keys are allowed one by one, but not together."""
+    return InputError(f"{_where(text, name, place)}: {sentence}", hint=hint or None)
+
+
+def place_name(place: Place) -> str:
+    """``[split.decode_server]``, ``[[tiers]] 2``, or ``a policy`` for its top."""
+    if not place:
+        return "a policy"
+    if isinstance(place[-1], int):
+        return f"[[{'.'.join(str(p) for p in place[:-1])}]] {place[-1] + 1}"
+    return f"[{'.'.join(str(p) for p in place)}]"
+
+
+def line_of(text: str, place: Place) -> int | None:
+    """The line of a file that sets the key at ``place``, or opens its table; of what stands in an inline table, that table's."""
+    best: tuple[int, int] = (0, 0)
+    table: Place = ()
+    seen: dict[Place, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\[\s*([^\[\]]+?)\s*\]\]", line):
+            path = _keys(header[1])
+            seen[path] = seen.get(path, -1) + 1
+            table = (*path, seen[path])
+            found: Place = table
+        elif header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
+            path = _keys(header[1])
+            # [tiers.x] below [[tiers]] belongs to the last of them.
+            table = (path[0], seen[path[:1]], *path[1:]) if path[:1] in seen and len(path) > 1 else path
+            found = table
+        elif key := re.match(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=", line):
+            found = (*table, *_keys(key[1]))
+        else:
+            continue
+        depth = len(found)
+        if depth > best[0] and place[:depth] == found:
+            best = (depth, number)
+        elif depth > len(place) and found[: len(place)] == place and best[0] < len(place):
+            best = (len(place), number)
+    # A table's own line is no place for a key that it lacks only where nothing nearer is found.
+    return best[1] or None
+
+
+def _keys(dotted: str) -> Place:
+    return tuple(k.strip().strip("\"'") for k in dotted.split("."))
+
+
+def _where(text: str, name: str, place: Place) -> str:
+    line = line_of(text, place) if text else None
+    return f"{name}, line {line}" if line else name
+
+
+def _place(loc: Sequence[Any], data: Any) -> Place:
+    """The part of pydantic's place that the file has: a union adds its branch's name behind it."""
+    place: list[str | int] = []
+    for step in loc:
+        inside = (
+            step in data if isinstance(data, Mapping) else isinstance(data, list) and isinstance(step, int) and step < len(data)
+        )
+        if inside:
+            data = data[step]
+        elif place:
+            break
+        place.append(step)
+    return tuple(place)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The table type that a field holds, itself, in an array, by name, or or-null."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)
+
+
+def _model_at(root: type[BaseModel], place: Place) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = root
+    by_name = False
+    for step in place:
+        if model is None:
+            return None
+        if by_name or isinstance(step, int):
+            by_name = False
+            continue
+        field = model.model_fields.get(step)
+        if field is None:
+            return None
+        by_name = get_origin(field.annotation) is dict
+        model = _model_in(field.annotation)
+    return model
 
 
 def _shown(value: Any) -> str:
@@ -49,31 +166,40 @@ def _allowed(annotation: Any) -> str:
     words: list[str] = []
     names = {bool: "true or false", str: "text"}
 
-    def walk(part: Any) -> None:
-        if get_origin(part) is Annotated:
-            most = [m.le for field in get_args(part)[1:] for m in field.metadata if hasattr(m, "le")]
-            words.append(f"a whole number from 1 to {most[0]}")
-            return
-        word = names.get(part) if isinstance(part, type) else f'"{part}"' if isinstance(part, str) else None
+    def add(word: str | None) -> None:
         if word and word not in words:
             words.append(word)
-        for inner in get_args(part):
-            walk(inner)
+
+    def walk(part: Any) -> None:
+        origin = get_origin(part)
+        if origin is Annotated:
+            add(_bounded(part))
+        elif origin is Literal:
+            for value in get_args(part):
+                add(f'"{value}"')
+        elif _model_in(part) is not None and origin in (None, list, dict):
+            add("tables" if origin else "a table")
+        elif origin is list:
+            add("a list of such")
+        elif isinstance(part, type):
+            add(names.get(part))
+        else:
+            for inner in get_args(part):
+                walk(inner)
 
     walk(annotation)
     return " or ".join(words)
 
 
-def _line(text: str, section: str, key: str) -> int | None:
-    """The line of a file that sets ``key`` in ``section`` (or opens the table ``key``)."""
-    current = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
-            current = header[1]
-            if not section and current == key:
-                return number
-            continue
-        m = re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line)
-        if m and ((m[1] == key and current == section) or (not current and m[1] == f"{section}.{key}")):
-            return number
-    return None
+def _bounded(part: Any) -> str:
+    """A number with its bounds, or a name."""
+    kind, *more = get_args(part)
+    marks = [m for field in more for m in getattr(field, "metadata", [])]
+    if kind is str:
+        return "a name of letters, digits, dots, dashes and underscores"
+    low = next((m.ge for m in marks if hasattr(m, "ge")), None)
+    above = next((m.gt for m in marks if hasattr(m, "gt")), None)
+    most = next((m.le for m in marks if hasattr(m, "le")), None)
+    what = "a whole number" if kind is int else "a number"
+    least = f"above {above:g}" if above is not None else f"from {low:g}" if low is not None else ""
+    return f"{what} {least} to {most if kind is int else f'{most:,.0f}'}" if least else what

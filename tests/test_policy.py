@@ -21,8 +21,14 @@ from hoptrace.replay.policy_errors import sections
         ),
         ("[batchin]\nmax_sequences = 1", "p.toml, line 1: batchin is not a key of a policy. Did you mean batching?"),
         ("[kv]\nmax_sequences = 2", "p.toml, line 2: max_sequences is not a key of [kv]. It belongs into [batching]."),
-        ("speed = 2", "p.toml, line 1: speed is not a key of a policy. Keys: name, description, batching, kv, prefix_cache."),
-        ('[batching]\nmode = "x"', 'p.toml, line 2: mode = \'x\' is not possible. Allowed: "mixed" or "prefill_first".'),
+        (
+            "speed = 2",
+            "p.toml, line 1: speed is not a key of a policy. Keys: name, description, batching, kv, prefix_cache, servers,",
+        ),
+        (
+            '[batching]\nmode = "x"',
+            'p.toml, line 2: mode = \'x\' is not possible. Allowed: "mixed" or "prefill_first" or "static".',
+        ),
         ("[batching]\nmax_sequences = 0", "p.toml, line 2: max_sequences = 0 is not possible."),
         ("[batching]\nmax_sequences = true", "p.toml, line 2: max_sequences = True is not possible."),
         ("[batching]\nmax_sequences = 1.5", "p.toml, line 2: max_sequences = 1.5 is not possible."),

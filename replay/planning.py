@@ -1,0 +1,300 @@
+"""From a policy to a plan: servers, links and ways in numbers, on top of what the trace's own server had.
+
+Everything that is taken for want of knowledge is said in ``Planned.notes``; what a plan cannot do without is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import polars as pl
+
+from hoptrace.errors import InputError
+from hoptrace.kv import geometry
+from hoptrace.manifest import Server
+from hoptrace.replay.overheads import Overheads
+from hoptrace.replay.plan import EngineSpec, Plan, Routing
+from hoptrace.replay.planning_parts import order_of, outside_of, speculation_of, without_host, without_prompts
+from hoptrace.replay.planning_places import Places, handover_of, tiers_of
+from hoptrace.replay.planning_ways import Ways
+from hoptrace.replay.policy_model import Policy
+from hoptrace.replay.policy_parts import MOST_SEQUENCES, Part
+from hoptrace.replay.policy_places import DecodeRouting, ServerParts
+from hoptrace.replay.resolve import Resolved, resolve_server
+from hoptrace.replay.workload import Workload
+from hoptrace.stepcost import StepCost
+
+__all__ = ["CostOf", "Planned", "plan_of"]
+
+CostOf = Callable[[Server, str | None], StepCost]
+"""The step cost of a server (its configuration says the tensor-parallel size, its kv_dtype the type of its KV) on a platform
+(null: the one that the cost model was given, or the recorded one)."""
+
+_P = TypeVar("_P", bound=Part)
+Role = Literal["both", "prefill", "decode"]
+# A slot cache looks at every slot at each admission.
+_MOST_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what a reader of its result has to know.
+
+    Attributes:
+        notes: what was taken for want of knowledge, in sentences.
+        servers: of each engine, as a manifest has it; ``config["role"]`` where it is prefill or decode.
+        resolved: of each engine.
+        overheads: time outside the steps that the plan goes by; those that have no place in it (delivery) too.
+        taken_away: what [ceilings] take away, in words; empty without any.
+    """
+
+    plan: Plan
+    notes: tuple[str, ...]
+    servers: tuple[Server, ...]
+    resolved: tuple[Resolved, ...]
+    overheads: Overheads
+    policy: Policy
+    taken_away: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The policy in numbers, in the layout of a policy file, for a manifest."""
+        found = {**self.policy.changes(), **self.resolved[0].as_dict()}
+        if self.policy.split is not None:
+            first = next(i for i, e in enumerate(self.plan.engines) if e.role == "decode")
+            found["split"] = {
+                **found["split"],
+                "prefill_server": {**found["split"].get("prefill_server", {}), **self.resolved[0].as_dict()},
+                "decode_server": {**found["split"].get("decode_server", {}), **self.resolved[first].as_dict()},
+            }
+        return found
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Equal servers: how many, their part of the policy in numbers, and which cost is theirs."""
+
+    role: Role
+    names: tuple[str, ...]
+    server: Server
+    platform: str | None
+    resolved: Resolved
+    cost: int
+
+
+def plan_of(
+    policy: Policy,
+    *,
+    server: Server | None,
+    work: Workload,
+    costs: StepCost | CostOf,
+    overheads: Overheads | None = None,
+    platform: str | None = None,
+    steps: pl.DataFrame | None = None,
+    seed: int = 0,
+    clients: int | None = None,
+    think_ns: int = 0,
+    horizon_ns: int | None = None,
+) -> Planned:
+    """The plan of ``policy`` on top of the trace's own server.
+
+    Args:
+        server: the trace's own; null: nothing is known of it.
+        costs: the step cost, or what gives it for each kind of server.
+        overheads: time outside the steps, as measured; null: none.
+        platform: name or file of the platform, for the access paths that the policy gives no link for.
+        steps: the recorded ones, for what [speculation] and [ceilings] take from them.
+
+    Raises:
+        InputError: the parts do not fit together, or something that the plan needs is not known; says what to do.
+    """
+    own = server or Server(name="engine")
+    notes: list[str] = []
+    measured = overheads or Overheads()
+    outside = outside_of(policy, measured)
+    priced: list[StepCost] = []
+    taken: list[str] = []
+    kinds = []
+    for role, names, parts in _kinds(policy, own):
+        kinds.append(_kind(policy, own, role, names, parts, costs, platform, priced, notes))
+    if policy.ceilings.host_cost is not None:
+        for i, cost in enumerate(priced):
+            priced[i], words = without_host(cost, steps, own, measured, notes)
+            taken += [words] if i == 0 else []
+    if policy.ceilings.prompts is not None:
+        priced = [without_prompts(cost) for cost in priced]
+    if policy.ceilings.kv is not None or policy.ceilings.limits is not None:
+        kinds = [replace(k, resolved=_unlimited(policy, k.resolved, work.n)) for k in kinds]
+    first = kinds[0].resolved
+    engines = [
+        EngineSpec(
+            name=name, role=k.role, cost=k.cost, gap_ns=outside.between_steps_ns, max_sequences=k.resolved.max_sequences,
+            max_batched_tokens=k.resolved.max_batched_tokens, mode=k.resolved.mode,  # type: ignore[arg-type]
+            chunked_prefill=k.resolved.chunked_prefill, capacity_tokens=k.resolved.capacity_tokens,
+            block_size_tokens=k.resolved.block_size_tokens, context_tokens=k.resolved.context_tokens,
+            watermark_tokens=k.resolved.watermark_tokens, cache=k.resolved.cache,  # type: ignore[arg-type]
+            cache_capacity_tokens=k.resolved.cache_capacity_tokens,
+        )
+        for k in kinds
+        for name in k.names
+    ]  # fmt: skip
+    of_engine = [k for k in kinds for _ in k.names]
+    ways = Ways(policy.links, free=policy.ceilings.links is not None)
+    token_bytes = _token_bytes(policy, kinds[-1], notes)
+    places = Places(
+        engines=tuple(engines),
+        platforms=tuple(k.platform for k in of_engine),
+        servers=tuple(k.server for k in of_engine),
+        token_bytes=token_bytes,
+        ways=ways,
+    )
+    tiers = tiers_of(policy, places, notes)
+    handover = handover_of(policy, places)
+    for part, what in ((policy.routing, "routing"), (policy.routing.decode, "routing.decode")):
+        _check_routing(part, what, [k.resolved for k in kinds], work)
+    plan = Plan(
+        engines=tuple(engines),
+        costs=tuple(priced),
+        links=tuple(ways.links),
+        ways=tuple(ways.ways),
+        routing=_routing(policy.routing),
+        decode_routing=_routing(policy.routing.decode or DecodeRouting()),
+        order=order_of(first, work, priced[kinds[0].cost]),
+        handover=handover,
+        tiers=tiers,
+        reuse=policy.prefix_cache.reuse or "always",
+        speculation=speculation_of(policy, steps, notes),
+        kv_token_bytes=token_bytes or 0,
+        before_ns=outside.before_ns,
+        after_ns=outside.step_to_token_ns + outside.last_token_to_finish_ns,
+        horizon_ns=horizon_ns,
+        clients=clients,
+        think_ns=think_ns,
+        seed=seed,
+    )
+    for k in kinds:
+        notes += k.resolved.notes
+    return Planned(
+        plan=plan,
+        notes=tuple(dict.fromkeys(notes)),
+        servers=tuple(_manifest_server(k, name) for k in kinds for name in k.names),
+        resolved=tuple(k.resolved for k in of_engine),
+        overheads=outside,
+        policy=policy,
+        taken_away=", ".join(taken),
+    )
+
+
+def _kinds(policy: Policy, own: Server) -> list[tuple[Role, tuple[str, ...], ServerParts]]:
+    """The kinds of server, in the order of the engines: role, names, what is theirs alone."""
+    s = policy.split
+    if s is not None:
+        return [
+            ("prefill", tuple(f"prefill-{i}" for i in range(s.prefill)), s.prefill_server),
+            ("decode", tuple(f"decode-{i}" for i in range(s.decode)), s.decode_server),
+        ]
+    n = policy.servers.count or 1
+    return [("both", (own.name,) if n == 1 else tuple(f"{own.name}-{i}" for i in range(n)), ServerParts())]
+
+
+def _kind(
+    policy: Policy,
+    own: Server,
+    role: Role,
+    names: tuple[str, ...],
+    parts: ServerParts,
+    costs: StepCost | CostOf,
+    platform: str | None,
+    priced: list[StepCost],
+    notes: list[str],
+) -> _Kind:
+    merged = policy.model_copy(
+        update={
+            "batching": _over(policy.batching, parts.batching),
+            "kv": _over(policy.kv, parts.kv),
+            "prefix_cache": _over(policy.prefix_cache, parts.prefix_cache),
+        }
+    )
+    resolved = resolve_server(merged, own)
+    if policy.split is not None and resolved.cache == "slot":
+        raise InputError(
+            "[split]: the trace's server keeps prompts in slots, which are not handed over.",
+            hint='Set prefix_cache.kind = "pool", or prefix_cache.enabled = false.',
+        )
+    if policy.split is not None and resolved.mode == "static":
+        raise InputError("[split]: the trace's server batches statically, which does not go with it.", hint="Set batching.mode.")
+    asked = parts.platform or policy.servers.platform
+    ranks = parts.tensor_parallel or policy.servers.tensor_parallel
+    server = resolved.on(own)
+    if ranks is not None:
+        server = server.model_copy(update={"config": {**server.config, "tensor_parallel_size": ranks}})
+    if isinstance(costs, StepCost):
+        known = own.config.get("tensor_parallel_size") or 1
+        if (asked is not None and asked != platform) or (ranks is not None and ranks != known):
+            what = f"platform {asked}" if asked is not None and asked != platform else f"tensor_parallel = {ranks}"
+            raise InputError(
+                f"{what}: the step cost is that of the recorded server, and cannot tell another's.",
+                hint="Use a cost model that knows both: --cost roofline, or aiconfigurator.",
+            )
+        cost = costs
+    else:
+        cost = costs(server, asked)
+    if ranks is not None and policy.kv.capacity_tokens is None and parts.kv.capacity_tokens is None and resolved.capacity_tokens:
+        notes.append(
+            f"KV space of {resolved.capacity_tokens:,} tokens is the trace's server's; with {ranks} tensor-parallel ranks it may "
+            "differ: set kv.capacity_tokens."
+        )
+    if cost not in priced:
+        priced.append(cost)
+    return _Kind(role, names, server, asked or platform, resolved, priced.index(cost))
+
+
+def _over(base: _P, top: _P) -> _P:
+    """What ``top`` sets, and the rest from ``base``."""
+    return base.model_copy(update={k: v for k, v in top if v is not None})
+
+
+def _unlimited(policy: Policy, r: Resolved, n: int) -> Resolved:
+    if policy.ceilings.limits is None:
+        return replace(r, capacity_tokens=None, watermark_tokens=0)
+    places = min(max(n, 1), _MOST_SLOTS if r.cache == "slot" else MOST_SEQUENCES)
+    if r.max_sequences is not None:
+        places = max(places, r.max_sequences)
+    return replace(r, max_sequences=places, max_batched_tokens=None, capacity_tokens=None, watermark_tokens=0)
+
+
+def _token_bytes(policy: Policy, receiving: _Kind, notes: list[str]) -> int | None:
+    """KV of one token over all layers and ranks, as a receiving server holds it; null if it is not known."""
+    if policy.kv.bytes_per_token is not None:
+        return policy.kv.bytes_per_token
+    shape = geometry(receiving.server)
+    if shape is None:
+        if (policy.split is not None or policy.tiers) and policy.ceilings.links is None:
+            raise InputError(
+                "KV has to move, and how large it is is not known: the trace's manifest does not tell its model's shape.",
+                hint="Set kv.bytes_per_token (Llama-3.1-8B in BF16: 131072), or name a model.",
+            )
+        return None
+    if (policy.split is not None or policy.tiers) and shape.window_layers:
+        notes.append("KV moves whole: what layers with a sliding window would not have to send is sent too.")
+    return shape.bytes_per_token
+
+
+def _routing(part: Any) -> Routing:
+    return Routing(part.kind or "round_robin", round((part.knowledge_age_ms or 0) * 1e6), part.load_tokens or 0)
+
+
+def _check_routing(part: Any, what: str, resolved: list[Resolved], work: Workload) -> None:
+    kind = part.kind if part is not None else None
+    if kind == "prefix_aware" and any(r.cache != "pool" for r in resolved):
+        raise InputError(
+            f'{what}.kind = "prefix_aware" needs a prefix cache of kind pool: it looks for the prompt\'s blocks.',
+            hint='Set prefix_cache.enabled = true and prefix_cache.kind = "pool".',
+        )
+
+
+def _manifest_server(kind: _Kind, name: str) -> Server:
+    config = kind.server.config if kind.role == "both" else {**kind.server.config, "role": kind.role}
+    changed = kind.resolved.on(kind.server)
+    return changed.model_copy(update={"name": name, "config": {**changed.config, **config}})
