@@ -1,12 +1,10 @@
 """What vLLM's own scheduler decides, step by step, on a virtual clock and without a model: references for the replay's tests.
 
 Run with the Python of an environment that has vLLM (written with 0.32.0, CPU build) and numpy:
-``python benchmarks/support/ref_vllm_scheduler.py tests/data/reference/vllm_scheduler``. It builds ``vllm.v1.core.sched.scheduler.Scheduler`` with a
-KVCacheConfig, adds requests at their arrival, calls ``schedule()``, gives a sampled token to each request that has computed all it
-knows, calls ``update_from_output()``, and lets the clock go on by ``cost_ns`` of the step. It writes one JSON a scenario:
-``settings``, ``requests`` (arrival_ns, prompt tokens, output tokens, priority, ids of the prompt's full blocks) and ``steps``
-(start_ns, [request, tokens, computed before] in the order of scheduling, preempted requests in order, blocks held, evictable
-blocks, [request, cached tokens] of those admitted, running, waiting).
+``python benchmarks/support/ref_vllm_scheduler.py tests/data/reference/vllm_scheduler``. It builds
+``vllm.v1.core.sched.scheduler.Scheduler`` with a KVCacheConfig, adds requests at their arrival, calls ``schedule()``, gives a
+sampled token to each request that has computed all it knows, calls ``update_from_output()``, and lets the clock go on by the cost
+of the step. It writes one JSON a scenario; the README there says what it holds.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import vllm
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -43,10 +41,11 @@ STEP_NS, PREFILL_TOKEN_NS, DECODER_NS = 5 * MS, 20_000, 400_000
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 65536,
-    "torch_dtype": "float32", "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 1000, "torch_dtype": "float32",
+    "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
 
+COST_NS = {"step": STEP_NS, "prefill_token": PREFILL_TOKEN_NS, "decoder": DECODER_NS}
 
 ACCEPT_PPM = 600_000
 """Chance that a proposal is taken, given those before it were."""
@@ -64,7 +63,7 @@ def draw(seed: int, what: int, a: int, b: int) -> int:
     return z >> 2
 
 
-def scheduler(settings: dict[str, Any]) -> Scheduler:
+def scheduler(settings: dict[str, Any], transfers: KVTransferConfig | None = None) -> Scheduler:
     """vLLM's scheduler with these settings; ``blocks`` are usable ones (vLLM keeps one more for itself)."""
     folder = tempfile.mkdtemp()
     (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
@@ -75,18 +74,15 @@ def scheduler(settings: dict[str, Any]) -> Scheduler:
         watermark=settings["watermark"], scheduler_reserve_full_isl=settings["reserve_full_isl"],
     )  # fmt: skip
     cache = CacheConfig(block_size=settings["block"], enable_prefix_caching=settings["prefix_caching"])
-    config = VllmConfig(model_config=model, scheduler_config=rules, cache_config=cache)
+    config = VllmConfig(model_config=model, scheduler_config=rules, cache_config=cache, kv_transfer_config=transfers)
     if settings["spec_tokens"]:
         config.speculative_config = SpeculativeConfig(
             method="ngram", num_speculative_tokens=settings["spec_tokens"], prompt_lookup_max=3, target_model_config=model,
             target_parallel_config=config.parallel_config,
         )  # fmt: skip
     n = settings["blocks"] + 1
-    kv = KVCacheConfig(
-        num_blocks=n,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], FullAttentionSpec(block_size=settings["block"], num_kv_heads=1, head_size=1, dtype=torch.float32))],
-    )
+    layer = FullAttentionSpec(block_size=settings["block"], num_kv_heads=1, head_size=1, dtype=torch.float32)
+    kv = KVCacheConfig(num_blocks=n, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)])
     cache.num_gpu_blocks = n
     return Scheduler(config, kv, StructuredOutputManager(config), block_size=settings["block"], log_stats=False)
 
@@ -173,8 +169,8 @@ def lengths(rng: random.Random, n: int, gap_ms: float, prompt: tuple[int, int], 
     asked, at = [], 0
     for _ in range(n):
         at += max(1, int(rng.expovariate(1 / gap_ms) * MS))
-        p = int(round(prompt[0] * (prompt[1] / prompt[0]) ** rng.random()))
-        o = int(round(output[0] * (output[1] / output[0]) ** rng.random()))
+        p = round(prompt[0] * (prompt[1] / prompt[0]) ** rng.random())
+        o = round(output[0] * (output[1] / output[0]) ** rng.random())
         asked.append({"arrival_ns": at, "prompt": p, "output": o, "priority": 0})
     return asked
 
@@ -185,17 +181,20 @@ def own_text(asked: list[dict[str, Any]]) -> None:
         q["tokens"] = [10_000_000 + i * 100_000 + j for j in range(q["prompt"])]
 
 
-def shared_text(asked: list[dict[str, Any]], rng: random.Random, block: int, groups: int, whole: float) -> None:
+def shared_text(
+    asked: list[dict[str, Any]], rng: random.Random, block: int, groups: int, whole: float, alpha: float = 1.0
+) -> None:
     """Prompts that begin like others: a tree of prefixes of whole blocks (popular ones more often), then text of their own.
 
-    ``whole``: share of prompts that another one asks again in whole.
+    ``whole``: share of prompts that another one asks again in whole; ``alpha``: of the Pareto law of popularity, 0: all equal.
     """
     roots = [[20_000_000 + g * 100_000 + j for j in range(block * rng.randint(2, 12))] for g in range(groups)]
     for i, q in enumerate(asked):
         if i and rng.random() < whole:
             q["tokens"] = list(asked[rng.randrange(max(0, i - 20), i)]["tokens"])
         else:
-            root = roots[min(int(rng.paretovariate(1.0)) - 1, groups - 1)]
+            which = min(int(rng.paretovariate(alpha)) - 1, groups - 1) if alpha else rng.randrange(groups)
+            root = roots[which]
             cut = len(root) if rng.random() < 0.7 else block * rng.randint(1, len(root) // block)
             own = [10_000_000 + i * 100_000 + j for j in range(q["prompt"])]
             q["tokens"] = root[:cut] + own
@@ -215,8 +214,8 @@ def block_ids(asked: list[dict[str, Any]], block: int) -> None:
 
 
 BASE: dict[str, Any] = {
-    "max_sequences": 16, "budget": 512, "chunked": True, "policy": "fcfs", "watermark": 0.0, "reserve_full_isl": True, "block": 16,
-    "blocks": 4096, "prefix_caching": False, "context": 4096, "spec_tokens": 0,
+    "max_sequences": 16, "budget": 512, "chunked": True, "policy": "fcfs", "watermark": 0.0, "reserve_full_isl": True,
+    "block": 16, "blocks": 4096, "prefix_caching": False, "context": 4096, "spec_tokens": 0,
 }  # fmt: skip
 
 
@@ -301,8 +300,8 @@ def main(folder: Path) -> None:
         keep = ("arrival_ns", "prompt", "output", "priority", "blocks")
         kept = [{k: q[k] for k in keep if q.get(k)} for q in asked]
         said = {
-            "vllm": vllm.__version__, "settings": settings,
-            "cost_ns": {"step": STEP_NS, "prefill_token": PREFILL_TOKEN_NS, "decoder": DECODER_NS}, "accept_ppm": ACCEPT_PPM, "requests": kept, "steps": steps,
+            "vllm": vllm.__version__, "settings": settings, "cost_ns": COST_NS, "accept_ppm": ACCEPT_PPM, "requests": kept,
+            "steps": steps,
         }  # fmt: skip
         text = json.dumps(said, separators=(",", ":"))
         path = folder / f"{name}.json.xz"
