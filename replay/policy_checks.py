@@ -225,6 +225,11 @@ def _ceilings(policy: Policy) -> Iterator[Problem]:
         yield Problem(
             ("ceilings", "host_cost"), "overheads.gap_ms sets what ceilings.host_cost takes away.", "Leave one of them out."
         )
+    if c.links is not None and policy.split is None and not policy.tiers:
+        yield Problem(
+            ("ceilings", "links"), "Nothing moves between servers or tiers, so there is no transfer to take away.",
+            "Add a [split] or [[tiers]], or leave it out.",
+        )  # fmt: skip
     if c.front_cost is not None and (policy.overheads.before_ms is not None or policy.overheads.after_ms is not None):
         yield Problem(
             ("ceilings", "front_cost"), "[overheads] sets what ceilings.front_cost takes away.", "Leave one of them out."

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from hoptrace.errors import InputError
 from hoptrace.replay.refused import refusal
 
-__all__ = ["Place", "explain", "line_of", "place_name", "sections", "wrong"]
+__all__ = ["Place", "allowed", "explain", "line_of", "place_name", "sections", "wrong"]
+
+_A_NAME = "a name of letters, digits, dots, dashes and underscores"
 
 Place = tuple[str | int, ...]
 """Where something stands in a file: names of tables and keys, numbers in arrays."""
@@ -38,17 +41,19 @@ def sections(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
 def explain(root: type[BaseModel], errors: Sequence[Any], data: Any, text: str, name: str) -> InputError:
     """pydantic's first error about the file ``name`` with the content ``text`` (``data`` once read), for people."""
     # A name that is refused says more than that a required key beside it is missing.
-    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    error = min(errors, key=lambda e: {"extra_forbidden": 0, "missing": 2}.get(e["type"], 1))
     place = _place(error["loc"], data)
     model = _model_at(root, place[:-1]) or root
     key = str(place[-1])
     where = _where(text, name, place)
     inside = place_name(place[:-1])
-    if refused := refusal(key, error.get("input")) or refusal(key):
-        asked = f"{key} = {_shown(error['input'])}" if refused.values and key not in refused.keys else key
-        return InputError(f"{where}: {asked} asks for {refused.what}: not modelled, since {refused.why}.",
-                          hint=f"What there is: {refused.instead}.")  # fmt: skip
-    if error["type"] == "extra_forbidden":
+    new_key = error["type"] == "extra_forbidden"
+    if refused := refusal(key, None if new_key else error.get("input")):
+        asked = key if new_key else f'{key} = "{error["input"]}"'
+        return InputError(
+            f"{where}: {asked} is not modelled ({refused.what}): {refused.why}.", hint=f"What there is: {refused.instead}."
+        )
+    if new_key:
         near = difflib.get_close_matches(key, model.model_fields, n=1)
         home = [s for s, m in sections(root).items() if key in m.model_fields]
         hint = f"Did you mean {near[0]}? " if near else f"It belongs into [{home[0]}]. " if home else ""
@@ -56,14 +61,16 @@ def explain(root: type[BaseModel], errors: Sequence[Any], data: Any, text: str, 
     if error["type"] == "missing":
         missing = str(error["loc"][-1])
         field = _model_at(root, place)
-        wanted = _allowed(field.model_fields[missing].annotation) if field is not None else "a value"
+        wanted = allowed(field.model_fields[missing]) if field is not None else "a value"
         return InputError(f"{where}: {place_name(place)} lacks {missing}.", hint=f"Allowed: {wanted}.")
     field_info = model.model_fields.get(key)
     if isinstance(place[-1], int):
         field_info = (_model_at(root, place[:-2]) or root).model_fields.get(str(place[-2]))
         key = str(place[-2])
-    allowed = "a table" if field_info is None else _allowed(field_info.annotation)
-    return InputError(f"{where}: {key} = {_shown(error['input'])} is not possible.", hint=f"Allowed: {allowed}.")
+    words = "a table" if field_info is None else allowed(field_info)
+    if error["loc"][-1] == "[key]":
+        words = _A_NAME
+    return InputError(f"{where}: {key} = {_shown(error['input'])} is not possible.", hint=f"Allowed: {words}.")
 
 
 def wrong(place: Place, sentence: str, hint: str, text: str, name: str) -> InputError:
@@ -162,7 +169,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _allowed(annotation: Any) -> str:
+def allowed(field: FieldInfo) -> str:
+    """The values that a field takes, in words."""
     words: list[str] = []
     names = {bool: "true or false", str: "text"}
 
@@ -173,11 +181,11 @@ def _allowed(annotation: Any) -> str:
     def walk(part: Any) -> None:
         origin = get_origin(part)
         if origin is Annotated:
-            add(_bounded(part))
+            add(_bounded(*get_args(part)))
         elif origin is Literal:
             for value in get_args(part):
                 add(f'"{value}"')
-        elif _model_in(part) is not None and origin in (None, list, dict):
+        elif _model_in(part) is not None and origin in (None, list, tuple, dict):
             add("tables" if origin else "a table")
         elif origin is list:
             add("a list of such")
@@ -187,19 +195,22 @@ def _allowed(annotation: Any) -> str:
             for inner in get_args(part):
                 walk(inner)
 
-    walk(annotation)
+    if field.annotation in (int, float):
+        # Of a type that is nothing but a bounded number the bounds stand in the field.
+        add(_bounded(field.annotation, *field.metadata))
+    else:
+        walk(field.annotation)
     return " or ".join(words)
 
 
-def _bounded(part: Any) -> str:
+def _bounded(kind: Any, *more: Any) -> str:
     """A number with its bounds, or a name."""
-    kind, *more = get_args(part)
-    marks = [m for field in more for m in getattr(field, "metadata", [])]
+    marks = [m for field in more for m in getattr(field, "metadata", [field])]
     if kind is str:
-        return "a name of letters, digits, dots, dashes and underscores"
-    low = next((m.ge for m in marks if hasattr(m, "ge")), None)
-    above = next((m.gt for m in marks if hasattr(m, "gt")), None)
-    most = next((m.le for m in marks if hasattr(m, "le")), None)
-    what = "a whole number" if kind is int else "a number"
-    least = f"above {above:g}" if above is not None else f"from {low:g}" if low is not None else ""
-    return f"{what} {least} to {most if kind is int else f'{most:,.0f}'}" if least else what
+        return _A_NAME
+    low = next((m.ge for m in marks if getattr(m, "ge", None) is not None), None)
+    above = next((m.gt for m in marks if getattr(m, "gt", None) is not None), None)
+    most = next((m.le for m in marks if getattr(m, "le", None) is not None), None)
+    if kind is int:
+        return f"a whole number from {low} to {most}"
+    return f"a number from {low:g} to {most:,.0f}" if above is None else f"a number above {above:g}, at most {most:,.0f}"

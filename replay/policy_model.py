@@ -10,6 +10,7 @@ from hoptrace.replay.policy_parts import Batching, Kv, Part, PrefixCache
 from hoptrace.replay.policy_places import (
     Ceilings,
     Link,
+    Name,
     OverheadTimes,
     Routing,
     ServersPart,
@@ -33,7 +34,7 @@ class Policy(Part):
     routing: Routing = Field(default_factory=Routing, description="Which server a request goes to.")
     split: Split | None = Field(default=None, description="Prompts on some servers, output tokens on others.")
     tiers: tuple[Tier, ...] = Field(default=(), description="Places for KV below the servers' own memory.", strict=False)
-    links: dict[str, Link] = Field(default_factory=dict, description="Links that [split] and [[tiers]] name.")
+    links: dict[Name, Link] = Field(default_factory=dict, description="Links that [split] and [[tiers]] name.")
     speculation: Speculation | None = Field(default=None, description="Speculative decoding.")
     overheads: OverheadTimes = Field(default_factory=OverheadTimes, description="Time outside the engine's steps.")
     ceilings: Ceilings = Field(default_factory=Ceilings, description="One cost taken away.")

@@ -12,6 +12,7 @@ __all__ = [
     "Ceilings",
     "DecodeRouting",
     "Link",
+    "Name",
     "OverheadTimes",
     "Routing",
     "ServerParts",
