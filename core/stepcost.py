@@ -15,11 +15,11 @@ import polars as pl
 
 from hoptrace.errors import InputError
 from hoptrace.manifest import Manifest, Server
-from hoptrace.stepcost_table import MILLION, Composition, Piece
+from hoptrace.stepcost_table import MILLION, STALL, Composition, Piece
 
 __all__ = [
-    "FEATURES", "RESIDUALS", "UNITS", "StepCost", "features_array", "fit", "fixed", "interference", "known_cost", "outside",
-    "roofline",
+    "FEATURES", "RESIDUALS", "UNITS", "StepCost", "composition_of", "features_array", "fit", "fixed", "interference",
+    "known_cost", "outside", "roofline",
 ]  # fmt: skip
 
 FEATURES = (
@@ -64,8 +64,8 @@ class StepCost:
         origin: fitted, roofline, fixed or table.
         compute_ps: the roofline's compute side, likewise; empty for the others.
         pieces: looked-up parts (:mod:`hoptrace.stepcost_table`).
-        residuals_ppm: by kind of step (:data:`RESIDUALS`), in millionths of the cost, in the order in which the steps were
-            recorded. Only a replay draws them; :meth:`cost_ns` is the cost without.
+        residuals: by kind of step (:data:`RESIDUALS`), in the order in which the steps were recorded: millionths of the cost,
+            or a stall (:data:`hoptrace.stepcost_table.STALL`). Only a replay draws them; :meth:`cost_ns` is the cost without.
         domain: smallest and largest value seen of each feature while fitting.
         error: what cross-validation measured (see :func:`fit`); empty where there was nothing to measure against.
         covariance_ps2: covariance of the coefficients, in the order of FEATURES; null where unknown.
@@ -76,7 +76,7 @@ class StepCost:
     origin: str
     compute_ps: dict[str, int] = field(default_factory=dict)
     pieces: tuple[Piece, ...] = ()
-    residuals_ppm: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    residuals: dict[str, tuple[int, ...]] = field(default_factory=dict)
     domain: dict[str, tuple[int, int]] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
     covariance_ps2: tuple[tuple[float, ...], ...] | None = None
@@ -88,8 +88,8 @@ class StepCost:
                 raise InputError(f"A step cost has no feature {name!r}.", hint=f"Features: {', '.join(FEATURES)}.")
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InputError(f"The step cost's {name} is {value!r}: a coefficient is whole picoseconds, 0 or more.")
-        for kind, table in self.residuals_ppm.items():
-            if kind not in RESIDUALS or not all(-MILLION <= v <= 10**12 for v in table):
+        for kind, table in self.residuals.items():
+            if kind not in RESIDUALS or not all(-MILLION <= v < 2 * STALL for v in table):
                 raise InputError(f"The step cost's residuals of {kind!r} steps are none: kinds are {', '.join(RESIDUALS)}, "
                                  "values are millionths, at least -1,000,000.")  # fmt: skip
 
@@ -122,8 +122,7 @@ class StepCost:
 
     def cost_ns_array(self, steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Cost of each row of ``steps`` in ns (int64[n]). InputError if the composition of a step is unknown."""
-        held = _held(steps)
-        return self._cost(_features(*held), Composition(*held, np.zeros_like(held[0])))
+        return self._cost(features_array(steps), composition_of(steps) if self.pieces else None)
 
     def _cost(
         self, features: np.ndarray[Any, np.dtype[np.int64]], held: Composition | None = None
@@ -146,8 +145,8 @@ class StepCost:
             d["compute_ps"] = dict(self.compute_ps)
         if self.pieces:
             d["pieces"] = [p.to_dict() for p in self.pieces]
-        if self.residuals_ppm:
-            d["residuals_ppm"] = {k: list(v) for k, v in self.residuals_ppm.items()}
+        if self.residuals:
+            d["residuals"] = {k: list(v) for k, v in self.residuals.items()}
         if self.domain:
             d["domain"] = {k: list(v) for k, v in self.domain.items()}
         if self.error:
@@ -168,7 +167,7 @@ class StepCost:
                 origin=str(d["origin"]),
                 compute_ps=dict(d.get("compute_ps", {})),
                 pieces=tuple(Piece.from_dict(p) for p in d.get("pieces", ())),
-                residuals_ppm={str(k): tuple(int(x) for x in v) for k, v in d.get("residuals_ppm", {}).items()},
+                residuals={str(k): tuple(int(x) for x in v) for k, v in d.get("residuals", {}).items()},
                 domain={str(k): (int(v[0]), int(v[1])) for k, v in d.get("domain", {}).items()},
                 error=dict(d.get("error", {})),
                 covariance_ps2=None if cov is None else tuple(tuple(float(x) for x in r) for r in cov),
@@ -184,6 +183,12 @@ def features_array(steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
     InputError if a composition column holds nulls; ``prefill_requests`` alone may be null (then one prefill is taken).
     """
     return _features(*_held(steps))
+
+
+def composition_of(steps: pl.DataFrame) -> Composition:
+    """What each step holds. InputError as :func:`features_array`."""
+    held = _held(steps)
+    return Composition(*held, np.zeros_like(held[0]))
 
 
 def _held(steps: pl.DataFrame) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

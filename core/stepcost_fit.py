@@ -69,8 +69,8 @@ def fit_steps(steps: pl.DataFrame) -> StepCost:
         covariance_ps2=tuple(tuple(float(f"{v:.6g}") for v in row) for row in full),
         notes=_notes(merged, useless, y, keep),
     )
-    left = residuals(y.astype(np.int64), cost.cost_ns_array(frame), whole[:, 1] > 0, whole[:, 2] > 0)
-    return replace(cost, residuals_ppm=left)
+    left = residuals(y.astype(np.int64), cost.cost_ns_array(frame), whole[:, 1] > 0, whole[:, 2] > 0, keep)
+    return replace(cost, residuals=left)
 
 
 def _usable(steps: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,7 @@ import math
 import numpy as np
 
 from hoptrace.compiling import cached_njit
+from hoptrace.stepcost_table import STALL
 
 __all__ = ["HEAD", "LINEAR", "PIECE", "ROOFLINE", "RUN", "attention", "cost_ns", "cost_ps", "step_ns"]
 
@@ -152,6 +153,8 @@ def variable(code: int, pr: int, pt: int, pc: int, dr: int, dc: int, extra: int)
         return pc // pr if pr > 0 else 0
     if code == 9:
         return int(math.sqrt(pt * pt // pr)) if pr > 0 else 0
+    if code == 10:
+        return pr + dr
     return 0
 
 
@@ -176,9 +179,9 @@ def pieces_ps(costs: np.ndarray, at: int, side: int, pr: int, pt: int, pc: int, 
 
 
 @cached_njit
-def residual_ppm(costs: np.ndarray, at: int, draw: int, prefill: bool, decode: bool) -> int:
-    """The residual of a step, in millionths of its cost. Tables are in the order of the recording: ``draw`` chooses where a run
-    of :data:`RUN` steps begins (its upper bits), and which of the run this one is."""
+def residual(costs: np.ndarray, at: int, draw: int, prefill: bool, decode: bool) -> int:
+    """The residual of a step: millionths of its cost, or ns beyond :data:`STALL`. Tables are in the order of the recording:
+    ``draw`` chooses where a run of :data:`RUN` steps begins (its upper bits), and which of the run this one is."""
     first, kind = at + costs[at + 5], (2 if decode else 1) if prefill else 0
     for k in range(kind):
         first += costs[at + 2 + k]
@@ -229,5 +232,6 @@ def step_ns(
         best = max(best, ps)
     ns = (best + 500) // 1000
     if draw >= 0 and costs[at + 5] > 0:
-        ns += ns * residual_ppm(costs, at, draw, prefill_tokens > 0, decode_requests > 0) // 1_000_000
+        beyond = residual(costs, at, draw, prefill_tokens > 0, decode_requests > 0)
+        ns += beyond - STALL if beyond >= STALL else ns * beyond // 1_000_000
     return max(1, ns)

@@ -29,7 +29,7 @@ def pack(costs: Sequence[StepCost]) -> tuple[_Ints, _Ints]:
 
 def _packed(cost: StepCost) -> _Ints:
     """Head, coefficients of both sides, residuals, heads of the pieces, their grids."""
-    tables = [cost.residuals_ppm.get(k, ()) for k in RESIDUALS]
+    tables = [cost.residuals.get(k, ()) for k in RESIDUALS]
     body = cost.as_vector().tolist()
     residuals_at = HEAD + len(body) if any(tables) else 0
     body += [v for t in tables for v in t]

@@ -15,11 +15,13 @@ import numpy as np
 
 from hoptrace.errors import InputError
 
-__all__ = ["MILLION", "TIMES", "VARIABLES", "Composition", "Grid", "Piece", "grid"]
+__all__ = ["MILLION", "STALL", "TIMES", "VARIABLES", "Composition", "Grid", "Piece", "grid"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 MILLION = 1_000_000
+STALL = 1 << 40
+"""A residual of that much and more is a stall: so many ns above it, whatever the step holds."""
 
 VARIABLES = (
     "none",
@@ -32,6 +34,7 @@ VARIABLES = (
     "prompt_tokens",  # tokens computed for each prompt
     "prompt_context",  # tokens of context before them
     "prompt_tokens_rms",  # root of Σ tokens²: one prompt whose attention is as dear
+    "sequences",  # prompts and decoders
 )
 """What a grid is looked up by, in whole numbers; means are rounded down. Positions are the kernel's codes."""
 
@@ -123,6 +126,8 @@ class Composition:
             return self.prefill_context_tokens // prompts
         if name == "prompt_tokens_rms":
             return np.sqrt(self.prefill_tokens * self.prefill_tokens // prompts).astype(np.int64)
+        if name == "sequences":
+            return self.prefill_requests + self.decode_requests
         return np.zeros_like(batch)
 
 
@@ -136,7 +141,7 @@ class Piece:
             it has no part in those.
         times: of :data:`TIMES`.
         side: 0, or 1 for the arithmetic of a roofline.
-        measured: whether its points are measurements, so that leaving their range is extrapolation.
+        seen: least and greatest inner, then outer value that was measured; beyond them is extrapolation. Null: not measured.
         name: for sentences.
     """
 
@@ -148,7 +153,7 @@ class Piece:
     mixed_ppm: int = 0
     times: str = "once"
     side: int = 0
-    measured: bool = True
+    seen: tuple[int, int, int, int] | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -180,17 +185,19 @@ class Piece:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; :meth:`from_dict` gives the equal piece back."""
-        d = {name: getattr(self, name) for name in _PLAIN}
+        d = {name: getattr(self, name) for name in _PLAIN} | {"seen": None if self.seen is None else list(self.seen)}
         return {**d, "grid": {"outer": list(self.grid.outer), "rows": [[list(p) for p in row] for row in self.grid.rows]}}
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Piece:
         """The reverse of :meth:`to_dict`; raises what a wrong value raises."""
         rows = tuple(tuple((int(x), int(ps)) for x, ps in row) for row in d["grid"]["rows"])
-        return cls(Grid(tuple(int(o) for o in d["grid"]["outer"]), rows), **{n: d[n] for n in _PLAIN if n in d})
+        a, b, c, e = d["seen"] if d.get("seen") is not None else (None,) * 4
+        seen = None if a is None else (int(a), int(b), int(c), int(e))
+        return cls(Grid(tuple(int(o) for o in d["grid"]["outer"]), rows), seen=seen, **{n: d[n] for n in _PLAIN if n in d})
 
 
-_PLAIN = ("inner", "outer", "prefill_ppm", "decode_ppm", "mixed_ppm", "times", "side", "measured", "name")
+_PLAIN = ("inner", "outer", "prefill_ppm", "decode_ppm", "mixed_ppm", "times", "side", "name")
 
 
 def _place(knots: _Ints, x: _Ints) -> _Ints:
