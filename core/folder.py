@@ -9,6 +9,7 @@ call can be tried again.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import fcntl
@@ -234,6 +235,17 @@ class TraceFolder:
             self.manifest.tables.setdefault(spec.name, []).append(part)
             self._dirty = True
         self.save()
+
+    def reserve(self, spec: Table) -> str:
+        """The next part's file, to be filled later by :meth:`fill`, in any order and from any thread."""
+        return f"{self._next(spec)}.parquet"
+
+    def fill(self, file: str, data: pa.Table, spec: Table) -> None:
+        """Write the part that was reserved. The manifest in memory names it, in the order of the reservations. Raises OSError."""
+        part = self._part(file, data, spec)
+        with self.guard:
+            bisect.insort(self.manifest.tables.setdefault(spec.name, []), part, key=lambda p: p.file)
+            self._dirty = True
 
     def release(self) -> None:
         """Give the folder up for others to write. Idempotent."""

@@ -58,7 +58,7 @@ def write_part(path: Path, data: pa.Table, table: Table) -> int:
     """
     data = conform(data, table)
     # Importers and replays hand over rows that are one per key and in its order already: tens of columns need no grouping then.
-    ready = table.sort == table.key and _ascending(data, table)
+    ready = _in_order(data, table)
     if table.merge and data.num_rows and not ready:
         merged = merge_rows(pl.from_arrow(data).lazy(), table).collect()  # type: ignore[union-attr]
         data = merged.to_arrow().cast(data.schema)
@@ -102,13 +102,29 @@ def key_range(data: pa.Table, table: Table) -> tuple[int, int] | None:
     return found["min"].as_py(), found["max"].as_py()
 
 
-def _ascending(data: pa.Table, table: Table) -> bool:
-    """Whether the rows are in the order of their key, one each. (Only asked of keys that are one number.)"""
-    if key_range(data, table) is None:
-        return False
+def _in_order(data: pa.Table, table: Table) -> bool:
+    """Whether the rows are in the order of their sort columns, and of a table that merges, one per key. Looked at, since a look
+    costs a tenth of a sort; false also where text differs or a number is null."""
     # (Not through NumPy: Arrow would import pandas for it.)
-    key = data[table.key[0]]
-    return bool(pc.all(pc.greater(key.slice(1), key.slice(0, len(key) - 1)), min_count=0).as_py())
+    equal: pa.ChunkedArray | None = None
+    for name in table.sort if data.num_rows > 1 else ():
+        key = data[name]
+        if key.null_count:
+            return False
+        if pa.types.is_string(key.type):
+            if not pc.all(pc.equal(key, key[0])).as_py():
+                return False
+            continue
+        before, after = key.slice(0, len(key) - 1), key.slice(1)
+        rises, same = pc.less(before, after), pc.equal(before, after)
+        if equal is not None:
+            rises, same = pc.or_(pc.invert(equal), rises), pc.and_(equal, same)
+        if not pc.all(pc.or_(rises, same)).as_py():
+            return False
+        equal = same
+    if not table.merge or data.num_rows < 2:
+        return True
+    return set(table.sort) <= set(table.key) and equal is not None and not pc.any(equal).as_py()
 
 
 def checksum(path: Path) -> int:

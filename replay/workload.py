@@ -40,7 +40,8 @@ class Workload:
         after: [n] position of the request that this one comes after, -1 if none; null: none has one.
         think_ns: [n] from that one's end until this one's arrival; floor: [n] whether it also does not come before
             ``arrival_ns``.
-        session_id: [n] number of the session, -1 without one.
+        session_id: [n] number of the session (in the order of their first requests), -1 without one; null: none has one.
+        priority: [n] of the request, lower is sooner, 0 where it has none; null: none has one.
     """
 
     request: _Ints
@@ -58,6 +59,7 @@ class Workload:
     think_ns: _Ints | None = None
     floor: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     session_id: _Ints | None = None
+    priority: _Ints | None = None
 
     @property
     def n(self) -> int:
@@ -76,7 +78,10 @@ class Workload:
         if exact == 1 or not self.n:
             return self
         start = int(self.arrival_ns[0])
-        scaled = [start + (int(a) - start) * exact.denominator // exact.numerator for a in self.arrival_ns]
+        away = self.arrival_ns - start
+        if int(away[-1]) < np.iinfo(np.int64).max // exact.denominator:
+            return replace(self, arrival_ns=start + away * exact.denominator // exact.numerator)
+        scaled = [start + int(a) * exact.denominator // exact.numerator for a in away]
         return replace(self, arrival_ns=np.array(scaled, dtype=np.int64))
 
     def take(self, keep: np.ndarray[Any, Any]) -> Workload:
@@ -85,6 +90,12 @@ class Workload:
         counts = np.diff(self.block_ptr)[index]
         ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         at = np.repeat(self.block_ptr[index] - ptr[:-1], counts) + np.arange(ptr[-1])
+        after = self.after
+        if after is not None:
+            # Who waited for one that is not here waits for nobody.
+            place = np.full(self.n + 1, -1, dtype=np.int64)
+            place[index] = np.arange(len(index))
+            after = place[after[index]]
         return replace(
             self,
             request=self.request[index],
@@ -95,6 +106,11 @@ class Workload:
             block_id=self.block_id[at],
             block_end=self.block_end[at],
             session=tuple(self.session[i] for i in index) if self.session else (),
+            after=after,
+            think_ns=None if self.think_ns is None else self.think_ns[index],
+            floor=None if self.floor is None else self.floor[index],
+            session_id=None if self.session_id is None else self.session_id[index],
+            priority=None if self.priority is None else self.priority[index],
         )
 
 
@@ -108,7 +124,7 @@ def workload(trace: Trace) -> Workload:
     """
     columns = (
         "request", "arrival_ns", "prompt_tokens", "output_tokens", "prefix_blocks", "hash_space", "block_size", "block_unit",
-        "prompt_chars", "session", "error",
+        "prompt_chars", "session", "priority", "error",
     )  # fmt: skip
     found = from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
     return found if arrivals_known(trace) else replace(found, notes=(_AT_ONCE, *found.notes))
@@ -156,8 +172,21 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
         block_tokens=least,
         left_out=left_out,
         notes=tuple(notes),
-        session=tuple(frame["session"].to_list()) if "session" in frame.columns else (),
+        session=tuple(frame["session"].to_list()) if _has(frame, "session") else (),
+        session_id=_numbered(frame["session"]) if _has(frame, "session") else None,
+        priority=frame["priority"].fill_null(0).cast(pl.Int64).to_numpy().copy() if _has(frame, "priority") else None,
     )
+
+
+def _has(frame: pl.DataFrame, column: str) -> bool:
+    return column in frame.columns and frame[column].null_count() < frame.height
+
+
+def _numbered(names: pl.Series) -> _Ints:
+    """Numbers of names in the order in which they come; -1 for null."""
+    known = names.drop_nulls().unique(maintain_order=True)
+    numbers = names.replace_strict(known, np.arange(known.len()), default=-1, return_dtype=pl.Int64)
+    return numbers.to_numpy().copy()
 
 
 def _blocks(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
