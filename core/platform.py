@@ -6,14 +6,16 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Manifest
+from hoptrace.platform_file import checked, merged
 
-__all__ = ["Graph", "Link", "Node", "graph_of", "load_platform", "platform_text", "platforms"]
+__all__ = ["Graph", "Link", "Node", "catalogue", "component", "graph_of", "load_platform", "platform_text", "platforms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +86,41 @@ def _read(kind: type[_T], entry: Any) -> _T | None:
     return kind(**values)
 
 
+def catalogue() -> dict[str, dict[str, Any]]:
+    """All that comes with hoptrace, by name: devices, hosts, network adapters, CXL memory (`kind`), as their files have it."""
+    return {name: data for name, (data, _) in _files().items()}
+
+
 def platforms() -> dict[str, dict[str, Any]]:
-    """The platforms that come with hoptrace, by name."""
+    """The devices that come with hoptrace, by name: what has a roofline."""
+    return {name: data for name, data in catalogue().items() if data.get("kind", "device") == "device"}
+
+
+@cache
+def _files() -> dict[str, tuple[dict[str, Any], str]]:
     found = {}
     for entry in sorted(files("hoptrace.platforms").iterdir(), key=lambda e: e.name):
         if entry.name.endswith(".toml"):
-            data = tomllib.loads(entry.read_text(encoding="utf-8"))
-            found[str(data["name"])] = data
+            text = entry.read_text(encoding="utf-8")
+            data = checked(tomllib.loads(text), entry.name)
+            found[str(data["name"])] = (data, text)
     return found
 
 
 def platform_text(name_or_path: str) -> str:
-    """A platform as TOML, as its file has it, with the sources. Raises as :func:`load_platform`."""
-    load_platform(name_or_path)
-    for entry in files("hoptrace.platforms").iterdir():
-        if entry.name.endswith(".toml"):
-            text = entry.read_text(encoding="utf-8")
-            if tomllib.loads(text)["name"] == name_or_path:
-                return text
-    return Path(name_or_path).read_text(encoding="utf-8")
+    """An entry of the catalogue, or a platform file, as TOML, with the sources. Raises as :func:`component`."""
+    component(name_or_path)
+    known = _files().get(name_or_path)
+    return known[1] if known else Path(name_or_path).read_text(encoding="utf-8")
 
 
-def load_platform(name_or_path: str) -> dict[str, Any]:
-    """A platform by its name, or from a TOML file with ``flops_per_s`` and ``memory_bytes_per_s`` (what it attains).
+def component(name_or_path: str) -> dict[str, Any]:
+    """An entry of the catalogue by its name, or a TOML file, laid over its ``base`` if it has one.
 
     Raises:
-        UsageError: neither. InputError: the file is no platform.
+        UsageError: neither. InputError: the file says what no platform file may say.
     """
-    known = platforms()
+    known = catalogue()
     if name_or_path in known:
         return known[name_or_path]
     path = Path(name_or_path)
@@ -120,11 +129,32 @@ def load_platform(name_or_path: str) -> dict[str, Any]:
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
         raise InputError(f"{path} is not TOML: {e}.") from None
+    base = data.get("base")
+    if base is not None:
+        if base not in known:
+            near = difflib.get_close_matches(base, known, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            raise InputError(f"{path}: there is no base {base!r}.", hint=f"{hint}There are: {', '.join(known)}.")
+        own = {k: v for k, v in data.items() if k != "name"}
+        data = {**merged(known[base], own), "name": str(data.get("name", path.stem)), "base": base}
+    return {"name": path.stem, **data}
+
+
+def load_platform(name_or_path: str) -> dict[str, Any]:
+    """A device by its name, or from a TOML file with ``flops_per_s`` and ``memory_bytes_per_s`` (what it attains) or a ``base``.
+
+    Raises:
+        UsageError: neither, or no device. InputError: the file is no platform.
+    """
+    data = component(name_or_path)
+    if (kind := data.get("kind", "device")) != "device":
+        hint = f"Devices are: {', '.join(platforms())}; or a TOML file."
+        raise UsageError(f"{name_or_path} is of kind {kind}: it computes nothing, so it has no roofline.", hint=hint)
     for key in ("flops_per_s", "memory_bytes_per_s"):
         value = data.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise InputError(f"{path}: {key} must be a positive number, not {value!r}.")
-    return {"name": path.stem, **data}
+            raise InputError(f"{name_or_path}: {key} must be a positive number, not {value!r}.")
+    return data
