@@ -17,12 +17,15 @@ from hoptrace.compiling import cached_njit
 __all__ = ["compiled"]
 
 
-def compiled(*modules: ModuleType) -> Callable[[Callable[..., Any]], Any]:
-    """``njit(cache=True)`` for a function that calls compiled functions of ``modules``: their sources are part of the stamp."""
+def compiled(*modules: ModuleType, forceinline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """``njit(cache=True)`` for a function that calls compiled functions of ``modules``: their sources are part of the stamp.
+
+    Give all of them, those that they call too. ``forceinline``: see :func:`hoptrace.compiling.cached_njit`.
+    """
     digest = hashlib.sha256(b"".join(Path(m.__file__ or "").read_bytes() for m in modules)).hexdigest()
 
     def wrap(function: Callable[..., Any]) -> Any:
-        dispatcher = cached_njit(function)
+        dispatcher = cached_njit(function, forceinline=forceinline)
         # No public way leads there. Should numba move it, its own stamp remains, and the test of this file says so.
         kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if kept is not None and hasattr(kept, "_source_stamp"):

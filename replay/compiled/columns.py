@@ -1,0 +1,101 @@
+"""The columns of the compiled engine's tables, by name. All tables are int64; a row is a request or an engine.
+
+``World`` holds every array whose size is fixed for a run; what grows (the cache's table and entries) is passed beside it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+NONE = -1
+NEVER = 1 << 61
+"""Later than any time: doubled, it still fits."""
+
+# --- s: a request while it is under way
+(
+    PROMPT, OUTPUT, KEY, STATE, COMPUTED, GENERATED, SINCE, DUE, DUE_NEXT, PHASE, SEQ, BEFORE, AFTER, SHARE, LINK, PRIVATE,
+    SHARED, NEXT_BLOCK, OWN, TAIL_RUN, SLOT, RUN_FIRST, RUN_PHASE, RUN_TOKENS, RUN_CONTEXT, RUN_EMITTED, TAKEN, KEPT_PRIVATE,
+    KEPT_SHARED, PENDING, SENT, FLAGS, EXPECTED, BEGUN,
+) = range(34)  # fmt: skip
+S_COLUMNS = 34
+# PROMPT, OUTPUT: tokens; KEY: of the order. COMPUTED: tokens in the KV space, GENERATED: output tokens; of an aggregated decoder
+#     both as they were at SINCE (a reading of the engine's decode clock).
+# DUE, DUE_NEXT, PHASE: where an aggregated decoder stands in the calendar, and which block-boundary count it is in.
+# BEFORE, AFTER: neighbours in the running list; SEQ: the how-many-th admission. SHARE: tokens in this step; TAKEN: proposals taken.
+# LINK: the next in a list of the engine's (not seen yet; driven out; fresh decoders).
+# PRIVATE, SHARED, NEXT_BLOCK: KV room of its own and in cached blocks, next block of its prompt to enter the cache.
+# OWN, TAIL_RUN: what it left in the cache when it was driven out. KEPT_*: room on the prefill engine during a hand-over.
+# RUN_*: its open run. PENDING: transfers not ended; SENT: tokens sent; BEGUN: order in which the load began.
+
+# --- STATE
+WAITING, PROMPTED, DECODING, AGGREGATED, PADDED, DRIVEN_OUT, LOADING, ARRIVED, ENDED = range(9)
+
+# --- FLAGS
+HANDED, CACHE_TRIED, NO_EMIT, STREAMED, LOCAL, RECOMPUTED = 1, 2, 4, 8, 16, 32
+# HANDED: comes from a prefill engine; CACHE_TRIED: tiers have been looked up; NO_EMIT: its prompt's end yields nothing.
+
+# --- eng: an engine
+(
+    MAX_SEQUENCES, BUDGET, MODE, CHUNKED, CAPACITY, BLOCK, CACHE, CACHE_CAPACITY, GAP, COST, WATERMARK, ROLE, POSITION, CALENDAR,
+    RING, COUNTS, EXPLICIT, WHEN, PLACE, BUSY, READY, STEPS, RUNNING, HEAD, TAIL, DECODERS, DECODE_CONTEXT, CLOCK, BOUNDARY,
+    UNFINISHED, TAIL_FIRST, UNSEEN, FRESH_FIRST, FRONT, QUEUED_N, QUEUED_TOKENS, QUEUED_DECODE, QUEUED_DECODE_TOKENS, LOADING_N,
+    NEED, ADMITTED, PADS, PADS_CONTEXT, DECODE_PHASE, SEPARATE, TOOK_DECODERS, LEFT, P_N, P_TOKENS, P_CONTEXT, D_N, D_TOKENS,
+    D_CONTEXT, PROPOSED, ACCEPTED, VICTIMS, ALL_VICTIMS, BLOCKED, IN_FLIGHT, CALM, LATE_DECODERS, FIRST_SLOT, WRITES, HELD_N,
+    PROPOSES,
+) = range(65)  # fmt: skip
+E_COLUMNS = 65
+# RING, CALENDAR: size (a power of two) and begin of its ring of due decoders in ``cal``; COUNTS: begin of its counts of decoders
+#     by distance to a block's boundary. EXPLICIT: whether every decoder is gone through in every step.
+# WHEN: its next event, 2 × time (a step ends) or 2 × time + 1 (it tries to begin one); PLACE: in the heap of engines.
+# DECODERS … BOUNDARY: of the aggregated decoders: how many, their tokens, steps they have taken, the count that is due next.
+# QUEUED_*: who waits (queued, loading, arrived) with a prompt to compute; QUEUED_DECODE_*: driven out or handed over.
+# P_N … BLOCKED: of the step that is being made. CALM: the next step is like this one unless something happens.
+
+# --- MODE, CACHE, ROLE
+MIXED, PREFILL_FIRST, STATIC = 0, 1, 2
+NO_CACHE, POOL, SLOTTED = 0, 1, 2
+BOTH, PREFILL, DECODE_ROLE = 0, 1, 2
+
+# --- g: of the whole run
+(
+    N_STEPS, N_RUNS, N_MOVES, DONE_N, HORIZON, END, BEFORE_NS, AFTER_NS, FROM_ARRIVAL, REQUEUE, SEED, SUCCESSORS, CLIENTS,
+    THINK, NEXT_CLIENT, ROUTE, DECODE_ROUTE, ROUTED_N, DECODE_ROUTED_N, UNSESSIONED, OWN_IDS, SPEC_TOKENS, SPEC_PPM, SPEC_DRAFT,
+    SPEC_OFF, LOAD_WEIGHT, AGE, FIRST_ROUTED, ENTRIES_N, DECODERS_N, ENGINES, ROUTER_QUEUE, JOIN_QUEUE, CLIENT_QUEUE, LOADS,
+    HANDOVER, PUSH, LAYERS, RECOMPUTE, ARRANGE, LOCAL_BELOW, TOKEN_BYTES, TIERS_N, BREAK_EVEN, DISTINCT, ASSIGNED, ALONE,
+    DECODE_UNSESSIONED, SNAPPED, DECODE_SNAPPED, DECODE_LOAD_WEIGHT, DECODE_AGE, DECODE_FIRST_ROUTED, MOVED,
+) = range(54)  # fmt: skip
+G_COLUMNS = 54
+
+
+class World(NamedTuple):
+    """Arrays of fixed size. n requests, b prompt blocks, e engines."""
+
+    s: np.ndarray  # [n, S_COLUMNS]
+    out: np.ndarray  # [n, len(REQUEST)]
+    nodes: np.ndarray  # [n, ·] queues' nodes: hoptrace.replay.compiled.heap
+    queues: np.ndarray  # [2e + 3, ·] of each engine: waiting; of each: arrived; router, decode engines, freed clients
+    eng: np.ndarray  # [e, E_COLUMNS]
+    order: np.ndarray  # [e] heap of engines by WHEN
+    cal: np.ndarray  # rings and counts of all engines
+    g: np.ndarray  # [G_COLUMNS]
+    ptr: np.ndarray  # [n + 1], block_id, block_end: [b] the prompts' blocks
+    bid: np.ndarray
+    bend: np.ndarray
+    btok: np.ndarray  # [distinct]
+    held: np.ndarray  # uint8[b] bits: held on the entry engine, on the decode engine
+    caches: np.ndarray  # [e, ·]: hoptrace.replay.compiled.store
+    head: np.ndarray
+    found: np.ndarray  # scratch: entries of a prompt's blocks
+    slot: np.ndarray  # [·, 3]
+    costs: np.ndarray
+    work: np.ndarray  # [n, 5] arrival, after's first successor, next successor, think, floor
+    session: np.ndarray  # [n]
+    steps: np.ndarray  # rows until Python takes them
+    runs: np.ndarray
+    moves: np.ndarray
+
+
+ARRIVAL_NS, FIRST_AFTER, NEXT_AFTER, THINK_NS, FLOOR = 0, 1, 2, 3, 4
+"""Columns of ``work``."""

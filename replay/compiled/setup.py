@@ -1,0 +1,162 @@
+"""A plan and its work as the tables of the compiled engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hoptrace.replay.compiled import columns as c
+from hoptrace.replay.compiled import heap, store
+from hoptrace.replay.outcome import REFUSED, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED, MOVE
+from hoptrace.replay.plan import EngineSpec, Plan
+from hoptrace.replay.workload import Workload
+from hoptrace.stepcost_pack import pack
+
+__all__ = ["ROWS", "prepare", "refused"]
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+ROWS = 65536
+"""Rows of a kind that are handed on at once."""
+
+_MODES = {"mixed": c.MIXED, "prefill_first": c.PREFILL_FIRST, "static": c.STATIC}
+_CACHES = {None: c.NO_CACHE, "pool": c.POOL, "slot": c.SLOTTED}
+_ROLES = {"both": c.BOTH, "prefill": c.PREFILL, "decode": c.DECODE_ROLE}
+# Longer blocks than that: every step is gone through one by one.
+_LONGEST_BLOCK = 4096
+_LONGEST_RING = 2048
+
+
+def _limit(value: int | None) -> int:
+    return UNLIMITED if value is None else value
+
+
+def refused(work: Workload, plan: Plan) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """[n] which requests could never fit the engines that they may reach (docs/replay-engine.md, Refusals)."""
+    entry, decode = [plan.engines[i] for i in plan.entry], [plan.engines[i] for i in plan.decoders]
+    local = np.zeros(work.n, dtype=bool)
+    if plan.handover is not None:
+        local = work.prompt_tokens < plan.handover.local_below_tokens
+    more = 0 if plan.speculation is None else plan.speculation.tokens
+    out = np.zeros(work.n, dtype=bool)
+
+    def unfit(e: EngineSpec, first: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        prefill = e.role == "prefill"
+        total = work.prompt_tokens + (1 if prefill else work.output_tokens)
+        bad = total > _limit(e.context_tokens)
+        if e.capacity_tokens is not None:
+            kv = work.prompt_tokens if prefill else work.prompt_tokens + work.output_tokens - 1 + more
+            block = e.block_size_tokens
+            bad |= -(-kv // block) > e.capacity_tokens // block
+        if first and not e.chunked_prefill and e.max_batched_tokens is not None:
+            bad |= work.prompt_tokens > e.max_batched_tokens
+        return bad
+
+    for e in entry:
+        out |= ~local & unfit(e, True)
+    goes_on = ~local & (work.output_tokens > 1) if any(e.role == "prefill" for e in entry) else np.zeros(work.n, dtype=bool)
+    for e in decode:
+        out |= (local & unfit(e, True)) | (goes_on & unfit(e, False))
+    return out
+
+
+def _engines(plan: Plan, work: Workload, separate: bool) -> tuple[_Ints, _Ints]:
+    """(eng, cal)."""
+    eng = np.zeros((len(plan.engines), c.E_COLUMNS), dtype=np.int64)
+    costs, starts = pack(plan.costs)
+    longest = int(work.output_tokens.max(initial=1)) + 1
+    ring = 16
+    while ring < min(longest, _LONGEST_RING):
+        ring *= 2
+    at = slots = 0
+    positions = {i: k for group in (plan.entry, plan.decoders) for k, i in enumerate(group)}
+    for i, spec in enumerate(plan.engines):
+        row = eng[i]
+        block = spec.block_size_tokens
+        row[[c.MAX_SEQUENCES, c.BUDGET]] = _limit(spec.max_sequences), _limit(spec.max_batched_tokens)
+        row[[c.MODE, c.CHUNKED, c.BLOCK]] = _MODES[spec.mode], spec.chunked_prefill, block
+        row[c.CAPACITY] = _limit(spec.capacity_tokens) // block * block
+        row[[c.CACHE, c.CACHE_CAPACITY]] = _CACHES[spec.cache], _limit(spec.cache_capacity_tokens)
+        row[[c.GAP, c.COST, c.WATERMARK]] = spec.gap_ns, starts[spec.cost], spec.watermark_tokens
+        row[[c.ROLE, c.POSITION, c.PLACE]] = _ROLES[spec.role], positions[i], i
+        explicit = separate or plan.speculation is not None or block > _LONGEST_BLOCK
+        row[[c.EXPLICIT, c.CALENDAR, c.RING]] = explicit, at, ring
+        at += ring
+        row[c.COUNTS] = at
+        at += 1 if explicit else block
+        row[c.WHEN] = 2 * c.NEVER
+        row[c.READY] = -c.NEVER
+        row[[c.HEAD, c.TAIL, c.UNFINISHED, c.TAIL_FIRST, c.UNSEEN, c.FRESH_FIRST, c.FRONT]] = c.NONE
+        if spec.cache == "slot":
+            row[c.FIRST_SLOT] = slots
+            slots += _limit(spec.max_sequences)
+    cal = np.full(at, -1, dtype=np.int64)
+    for row in eng:
+        n = 1 if row[c.EXPLICIT] else row[c.BLOCK]
+        cal[row[c.COUNTS] : row[c.COUNTS] + n] = 0
+    return eng, cal
+
+
+def _globals(plan: Plan, work: Workload, sessions: bool) -> _Ints:
+    g = np.zeros(c.G_COLUMNS, dtype=np.int64)
+    n = len(plan.engines)
+    g[c.HORIZON] = c.NEVER - 1 if plan.horizon_ns is None else plan.horizon_ns
+    g[[c.BEFORE_NS, c.AFTER_NS, c.SEED]] = plan.before_ns, plan.after_ns, plan.seed & ((1 << 63) - 1)
+    g[[c.FROM_ARRIVAL, c.REQUEUE]] = plan.order.from_arrival, plan.order.requeue
+    g[[c.SUCCESSORS, c.CLIENTS, c.THINK]] = sessions and plan.clients is None, plan.clients is not None, plan.think_ns
+    g[[c.ENGINES, c.ROUTER_QUEUE, c.JOIN_QUEUE, c.CLIENT_QUEUE]] = n, 2 * n, 2 * n + 1, 2 * n + 2
+    g[[c.ENTRIES_N, c.DECODERS_N, c.DISTINCT]] = len(plan.entry), len(plan.decoders), len(work.block_tokens)
+    g[c.END] = -c.NEVER
+    if plan.speculation is not None:
+        spec = plan.speculation
+        g[[c.SPEC_TOKENS, c.SPEC_PPM, c.SPEC_DRAFT]] = spec.tokens, spec.accept_ppm, spec.tokens * spec.draft_ns
+        g[c.SPEC_OFF] = _limit(spec.off_above)
+    return g
+
+
+def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.World, _Ints, _Ints, _Ints]:
+    """(World, table, entries, log). ``separate``: go through every decoder in every step (slow; for tests)."""
+    n = work.n
+    s = np.zeros((n, c.S_COLUMNS), dtype=np.int64)
+    s[:, c.PROMPT], s[:, c.OUTPUT] = work.prompt_tokens, work.output_tokens
+    if plan.order.key is not None:
+        s[:, c.KEY] = plan.order.key
+    for column in (c.OWN, c.TAIL_RUN, c.RUN_PHASE, c.BEFORE, c.AFTER, c.LINK):
+        s[:, column] = c.NONE
+    out = np.full((n, len(REQUEST)), -1, dtype=np.int64)
+    for name in ("resumed_tokens", "recomputed_tokens", "preemptions", "generated_tokens", "prefill_preemptions"):
+        out[:, REQUEST.index(name)] = 0
+    status = out[:, REQUEST.index("status")]
+    status[:] = UNFINISHED
+    status[refused(work, plan)] = REFUSED
+    after = getattr(work, "after", None)
+    sessions = after is not None and bool((after >= 0).any())
+    extra = np.full((n if sessions else 0, 5), -1, dtype=np.int64)
+    if sessions:
+        extra[:, c.ARRIVAL_NS] = work.arrival_ns
+        extra[:, c.THINK_NS] = 0 if work.think_ns is None else work.think_ns
+        extra[:, c.FLOOR] = 0 if work.floor is None else work.floor
+        for x in np.flatnonzero(after >= 0)[::-1]:
+            extra[x, c.NEXT_AFTER] = extra[after[x], c.FIRST_AFTER]
+            extra[after[x], c.FIRST_AFTER] = x
+    g = _globals(plan, work, sessions)
+    eng, cal = _engines(plan, work, separate)
+    caches, table, entries, head, log = store.store(len(eng), False)
+    for i, row in enumerate(eng):
+        store.open_cache(caches, i, int(row[c.CAPACITY]), int(row[c.BLOCK]))
+    slots = sum(_limit(e.max_sequences) for e in plan.engines if e.cache == "slot")
+    slot = np.full((slots, 3), -1, dtype=np.int64)
+    slot[:, 0] = 0
+    longest = int(np.diff(work.block_ptr).max(initial=0))
+    session = getattr(work, "session_id", None)
+    w = c.World(
+        s=s, out=out, nodes=heap.queue_nodes(n), queues=heap.queue_heads(2 * len(eng) + 3), eng=eng,
+        order=np.arange(len(eng), dtype=np.int64), cal=cal, g=g, ptr=work.block_ptr, bid=work.block_id, bend=work.block_end,
+        btok=work.block_tokens, held=np.zeros(len(work.block_id), dtype=np.uint8), caches=caches, head=head,
+        found=np.zeros(longest + 1, dtype=np.int64), slot=slot, costs=pack(plan.costs)[0], work=extra,
+        session=np.full(n, -1, dtype=np.int64) if session is None else session,
+        steps=np.empty((ROWS, len(STEP)), dtype=np.int64), runs=np.empty((ROWS, len(RUN)), dtype=np.int64),
+        moves=np.empty((1, len(MOVE)), dtype=np.int64),
+    )  # fmt: skip
+    return w, table, entries, log
