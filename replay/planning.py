@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import polars as pl
 
@@ -16,7 +16,16 @@ from hoptrace.kv import geometry
 from hoptrace.manifest import Server
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.plan import EngineSpec, Plan, Routing
-from hoptrace.replay.planning_parts import order_of, outside_of, speculation_of, without_host, without_prompts
+from hoptrace.replay.planning_parts import (
+    is_plugin,
+    order_of,
+    outside_of,
+    parts_of,
+    speculation_of,
+    without_host,
+    without_prompts,
+)
+from hoptrace.replay.planning_paths import Machine
 from hoptrace.replay.planning_places import Places, handover_of, tiers_of
 from hoptrace.replay.planning_ways import Ways
 from hoptrace.replay.policy_model import Policy
@@ -25,6 +34,9 @@ from hoptrace.replay.policy_places import DecodeRouting, ServerParts
 from hoptrace.replay.resolve import Resolved, resolve_server
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
+
+if TYPE_CHECKING:
+    from hoptrace.replay.plain.parts import Parts
 
 __all__ = ["CostOf", "Planned", "plan_of"]
 
@@ -47,6 +59,7 @@ class Planned:
         servers: of each engine, as a manifest has it; ``config["role"]`` where it is prefill or decode.
         resolved: of each engine.
         overheads: time outside the steps that the plan goes by; those that have no place in it (delivery) too.
+        parts: parts of the user's own (``python:NAME``), which only :mod:`hoptrace.replay.plain` runs; null without any.
         taken_away: what [ceilings] take away, in words; empty without any.
     """
 
@@ -56,6 +69,7 @@ class Planned:
     resolved: tuple[Resolved, ...]
     overheads: Overheads
     policy: Policy
+    parts: Parts | None = None
     taken_away: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -140,17 +154,13 @@ def plan_of(
         for name in k.names
     ]  # fmt: skip
     of_engine = [k for k in kinds for _ in k.names]
-    ways = Ways(policy.links, free=policy.ceilings.links is not None)
+    ways = Ways(policy.links, free=policy.ceilings.links is not None, notes=notes)
     token_bytes = _token_bytes(policy, kinds[-1], notes)
-    places = Places(
-        engines=tuple(engines),
-        platforms=tuple(k.platform for k in of_engine),
-        servers=tuple(k.server for k in of_engine),
-        token_bytes=token_bytes,
-        ways=ways,
-    )
-    tiers = tiers_of(policy, places, notes)
-    handover = handover_of(policy, places)
+    machines = [_machine(policy, k, token_bytes) for k in kinds]
+    machines = [m for m, k in zip(machines, kinds, strict=True) for _ in k.names]
+    places = Places(tuple(engines), tuple(machines), token_bytes, ways)
+    tiers = tiers_of(policy, places)
+    handover = handover_of(policy, places, of_engine[-1].server)
     for part, what in ((policy.routing, "routing"), (policy.routing.decode, "routing.decode")):
         _check_routing(part, what, [k.resolved for k in kinds], work)
     plan = Plan(
@@ -182,6 +192,7 @@ def plan_of(
         resolved=tuple(k.resolved for k in of_engine),
         overheads=outside,
         policy=policy,
+        parts=parts_of(policy),
         taken_away=", ".join(taken),
     )
 
@@ -281,8 +292,16 @@ def _token_bytes(policy: Policy, receiving: _Kind, notes: list[str]) -> int | No
     return shape.bytes_per_token
 
 
+def _machine(policy: Policy, kind: _Kind, token_bytes: int | None) -> Machine | None:
+    if kind.platform is None:
+        return None
+    block = kind.resolved.block_size_tokens
+    return Machine(kind.server, kind.platform, max(1, (token_bytes or 1) * block), block, policy.kv.contiguous)
+
+
 def _routing(part: Any) -> Routing:
-    return Routing(part.kind or "round_robin", round((part.knowledge_age_ms or 0) * 1e6), part.load_tokens or 0)
+    kind: Any = "round_robin" if is_plugin(part.kind) else part.kind or "round_robin"
+    return Routing(kind, round((part.knowledge_age_ms or 0) * 1e6), part.load_tokens or 0)
 
 
 def _check_routing(part: Any, what: str, resolved: list[Resolved], work: Workload) -> None:

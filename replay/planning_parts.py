@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -18,7 +19,19 @@ from hoptrace.replay.resolve import Resolved
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
 
-__all__ = ["acceptance_ppm", "order_of", "outside_of", "speculation_of", "without_host", "without_prompts"]
+if TYPE_CHECKING:
+    from hoptrace.replay.plain.parts import Parts
+
+__all__ = [
+    "acceptance_ppm",
+    "is_plugin",
+    "order_of",
+    "outside_of",
+    "parts_of",
+    "speculation_of",
+    "without_host",
+    "without_prompts",
+]
 
 _PROMPT = ("any_prefill", "prefill_tokens", "prefill_context_tokens", "prefill_attention")
 
@@ -44,6 +57,34 @@ def order_of(resolved: Resolved, work: Workload, cost: StepCost) -> Order:
         alone = np.array([cost.cost_ns(prefill_tokens=int(t)) for t in lengths], dtype=np.int64)
         return Order(key=resolved.slo_ttft_ns - alone[at], from_arrival=True)
     return Order()
+
+
+def is_plugin(name: str | None) -> bool:
+    """Whether it names a part of the user's own."""
+    return name is not None and name.startswith("python:")
+
+
+def parts_of(policy: Policy) -> Parts | None:
+    """The parts of the user's own that a policy names; null if it names none.
+
+    Raises:
+        InputError: there is no such entry point, or it cannot be loaded.
+    """
+    b, c, r = policy.batching, policy.prefix_cache, policy.routing
+    decode = r.decode.kind if r.decode is not None else None
+    named = {
+        "router": r.kind, "decode_router": decode, "order": b.order, "victim": b.victim, "eviction": c.eviction,
+        "tier_eviction": c.tier_eviction,
+    }  # fmt: skip
+    asked = {part: name for part, name in named.items() if name is not None and is_plugin(name)}
+    if not asked:
+        return None
+    from hoptrace.replay.plain.parts import Parts, guarded, load
+
+    made: dict[str, Any] = {
+        p: guarded(n, "making it", load(n)) if p in ("order", "victim") else load(n) for p, n in asked.items()
+    }
+    return Parts(**made)
 
 
 def speculation_of(policy: Policy, steps: pl.DataFrame | None, notes: list[str]) -> Speculation | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 from hoptrace.errors import InputError
 from hoptrace.kv import geometry
 from hoptrace.manifest import Server
+from hoptrace.paths import PathCost
 from hoptrace.replay.plan import EngineSpec, Handover, TierSpec
+from hoptrace.replay.planning_paths import Machine, join, joins, platform_way
 from hoptrace.replay.planning_ways import Leg, Ways
 from hoptrace.replay.policy_checks import SHARED, link_names
 from hoptrace.replay.policy_model import Policy
@@ -18,24 +22,28 @@ __all__ = ["Places", "handover_of", "tiers_of"]
 
 @dataclass(frozen=True)
 class Places:
-    """What ways connect: of each engine its spec, platform and server; KV bytes of a token (null: unknown); the ways so far."""
+    """What ways connect.
+
+    Attributes:
+        machines: of each engine; null where no platform is given for it.
+        token_bytes: KV of one token; null: unknown.
+    """
 
     engines: tuple[EngineSpec, ...]
-    platforms: tuple[str | None, ...]
-    servers: tuple[Server, ...]
+    machines: tuple[Machine | None, ...]
     token_bytes: int | None
     ways: Ways
 
 
-def handover_of(policy: Policy, places: Places) -> Handover | None:
-    """[split] in numbers, with a way from each prefill engine to each decode engine."""
+def handover_of(policy: Policy, places: Places, server: Server) -> Handover | None:
+    """[split] in numbers, with a way from each prefill engine to each decode engine. ``server``: a decode server."""
     s = policy.split
     if s is None:
         return None
     layers = 1
     if s.transfer == "per_layer":
-        shape = geometry(places.servers[-1])
-        layers = s.layers or (shape.layers if shape is not None else places.servers[-1].layers) or 1
+        shape = geometry(server)
+        layers = s.layers or (shape.layers if shape is not None else server.layers) or 1
         if layers < 2:
             raise InputError(
                 'transfer = "per_layer": how many layers the model has is not known.', hint="Set split.layers, or name a model."
@@ -61,10 +69,41 @@ def _between(policy: Policy, places: Places, sender: int, receiver: int) -> int:
         return places.ways.over(names, (Leg(a, "out"), Leg(b, "in")), src, dst, "rdma")
     if places.ways.free:
         return places.ways.none(src, dst, "rdma")
-    raise _no_link("[split]")
+    here, there = places.machines[sender], places.machines[receiver]
+    if here is None or there is None:
+        raise _no_link("[split]")
+    costs = _read_or_write(policy, here, there)
+    if here.platform != there.platform or here.ranks != there.ranks:
+        costs = (_of_two(costs[0], _read_or_write(policy, there, here)[0]),)
+        places.ways.notes.append("Both ends of a transfer have their own links; its fixed times are those of the slower one.")
+    return platform_way(places.ways, costs, src, dst, (a, b))
 
 
-def tiers_of(policy: Policy, places: Places, notes: list[str]) -> tuple[TierSpec, ...]:
+def _read_or_write(policy: Policy, at: Machine, far: Machine) -> tuple[PathCost, ...]:
+    """What the split's transfer costs on a machine: the receiver reads (pull) or the sender writes (push)."""
+    assert policy.split is not None
+    s = policy.split
+    remote = f"remote_{far.place}"
+    pulled = (s.start or ("push" if s.transfer == "per_layer" else "pull")) == "pull"
+    asked = s.mechanism
+    if asked is None:
+        return join(at, remote, at.place, "rdma_read") if pulled else join(at, at.place, remote, "rdma_write")
+    for src, dst in ((at.place, remote), (remote, at.place), (at.place, "peer_hbm")):
+        if joins(asked, src, dst):
+            return join(at, src, dst, asked)
+    return join(at, at.place, remote, asked)
+
+
+def _of_two(a: PathCost, b: PathCost) -> PathCost:
+    """The sender's path with the receiver's links at its end."""
+    links = tuple(k for k in a.links if k.end != "dst") + tuple(k for k in b.links if k.end == "dst")
+    return replace(
+        a, links=links, base_ns=max(a.base_ns, b.base_ns), per_block_ns=max(a.per_block_ns, b.per_block_ns),
+        notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
+    )  # fmt: skip
+
+
+def tiers_of(policy: Policy, places: Places) -> tuple[TierSpec, ...]:
     """[[tiers]] in numbers, with the ways of each engine to and from each."""
     if not policy.tiers:
         return ()
@@ -77,7 +116,8 @@ def tiers_of(policy: Policy, places: Places, notes: list[str]) -> tuple[TierSpec
             "[[tiers]] keep blocks, and the trace's server keeps prompts in slots.", hint='Set prefix_cache.kind = "pool".'
         )
     n = len(places.engines)
-    write = [tuple(_tier_way(places, t, i, "out") for i in range(n)) for t in policy.tiers]
+    first = tuple(_tier_way(places, policy.tiers[0], i, "out") for i in range(n))
+    demote = [tuple(_demotion(places, a, b, i) for i in range(n)) for a, b in pairwise(policy.tiers)]
     return tuple(
         TierSpec(
             name=t.name or t.kind,
@@ -85,8 +125,9 @@ def tiers_of(policy: Policy, places: Places, notes: list[str]) -> tuple[TierSpec
             capacity_tokens=_tokens(t, places),
             shared=_shared(t),
             read=tuple(_tier_way(places, t, i, "in") for i in range(n)),
-            write=write[j],
-            demote=tuple(_demotion(places, t, policy.tiers[j + 1], i) for i in range(n)) if j + 1 < len(write) else (-1,) * n,
+            # Only what the tier above evicts is written to the others.
+            write=first if j == 0 else demote[j - 1],
+            demote=demote[j] if j < len(demote) else (-1,) * n,
             policy=t.write or "back",
         )
         for j, t in enumerate(policy.tiers)
@@ -103,27 +144,54 @@ def _node(tier: Tier, engine: EngineSpec) -> str:
     return name if _shared(tier) else f"{name}@{engine.name}"
 
 
-def _tier_way(places: Places, tier: Tier, engine: int, direction: str) -> int:
+def _owner(tier: Tier, engine: EngineSpec) -> str:
+    """Whose the links at a tier's end are: the server's, where it lies in it."""
+    inside = tier.kind in ("dram", "dram_pageable", "cxl_expander", "nvme") and not _shared(tier)
+    return engine.name if inside else _node(tier, engine)
+
+
+def _tier_way(places: Places, tier: Tier, engine: int, direction: Literal["out", "in"]) -> int:
     e = places.engines[engine]
     memory, node = f"memory:{e.name}", _node(tier, e)
     src, dst = (memory, node) if direction == "out" else (node, memory)
-    return _way_to(places, tier, Leg(e.name, "out" if direction == "out" else "in"), src, dst)
+    if (found := _described(places, tier, Leg(e.name, direction), src, dst)) is not None:
+        return found
+    machine = _machine(places, tier, engine)
+    ends = (machine.place, tier.kind) if direction == "out" else (tier.kind, machine.place)
+    asked = tier.mechanism
+    # A mechanism that leads one way only (rdma_read) is asked for that way; the other goes by the usual one.
+    if asked is not None and not joins(asked, ends[0], ends[1]) and joins(asked, ends[1], ends[0]):
+        asked = None
+    far = _owner(tier, e)
+    owners = (e.name, far) if direction == "out" else (far, e.name)
+    return platform_way(places.ways, join(machine, ends[0], ends[1], asked), src, dst, owners)
 
 
 def _demotion(places: Places, tier: Tier, below: Tier, engine: int) -> int:
-    """From a tier to the next one: by that one's own link, as from the server."""
+    """From a tier to the next one: by that one's own link, or the path between the two places."""
     e = places.engines[engine]
-    return _way_to(places, below, Leg(e.name, "out"), _node(tier, e), _node(below, e))
+    src, dst = _node(tier, e), _node(below, e)
+    if (found := _described(places, below, Leg(e.name, "out"), src, dst)) is not None:
+        return found
+    machine = _machine(places, below, engine)
+    owners = (_owner(tier, e), _owner(below, e))
+    return platform_way(places.ways, join(machine, tier.kind, below.kind, None), src, dst, owners)
 
 
-def _way_to(places: Places, tier: Tier, leg: Leg, src: str, dst: str) -> int:
+def _described(places: Places, tier: Tier, leg: Leg, src: str, dst: str) -> int | None:
+    """The way over links of the policy's own; null if it names none."""
     usual = {"cxl_expander": "load_store", "cxl_pool": "load_store", "remote_dram": "rdma", "nvme": "file"}.get(tier.kind, "dma")
     names = link_names(tier.link)
     if names:
         return places.ways.over(names, (leg,), src, dst, usual)
-    if places.ways.free:
-        return places.ways.none(src, dst, usual)
-    raise _no_link(f"Tier {tier.name or tier.kind}")
+    return places.ways.none(src, dst, usual) if places.ways.free else None
+
+
+def _machine(places: Places, tier: Tier, engine: int) -> Machine:
+    machine = places.machines[engine]
+    if machine is None:
+        raise _no_link(f"Tier {tier.name or tier.kind}")
+    return machine
 
 
 def _no_link(what: str) -> InputError:

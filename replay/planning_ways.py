@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hoptrace.access import access
-from hoptrace.errors import InputError
 from hoptrace.replay.plan import LinkSpec, Way
 from hoptrace.replay.policy_places import Link
 
@@ -29,25 +28,33 @@ class Ways:
     Attributes:
         described: the policy's [links].
         free: whether every transfer takes no time at all ([ceilings] links).
+        notes: grows with what a reader has to know.
     """
 
     described: Mapping[str, Link]
     free: bool = False
+    notes: list[str] = field(default_factory=list)
     links: list[LinkSpec] = field(default_factory=list)
     ways: list[Way] = field(default_factory=list)
     _by_name: dict[str, int] = field(default_factory=dict)
     _seen: dict[Way, int] = field(default_factory=dict)
 
     def link(self, name: str, bytes_per_s: int) -> int:
-        """The index of a link, made if it is not there. InputError if it is, with another rate."""
-        if name in self._by_name:
-            known = self.links[self._by_name[name]].bytes_per_s
-            if known != bytes_per_s:
-                raise InputError(f"The link {name} has {known:,} and {bytes_per_s:,} bytes/s at once.")
+        """The index of a link, made if it is not there. Two paths may attain different rates on one link: it has the lower."""
+        if name not in self._by_name:
+            self._by_name[name] = len(self.links)
+            self.links.append(LinkSpec(name, bytes_per_s))
             return self._by_name[name]
-        self._by_name[name] = len(self.links)
-        self.links.append(LinkSpec(name, bytes_per_s))
-        return self._by_name[name]
+        at = self._by_name[name]
+        known = self.links[at].bytes_per_s
+        if known != bytes_per_s:
+            low, high = sorted((known, bytes_per_s))
+            self.links[at] = LinkSpec(name, low)
+            kind = name.split("@")[0]
+            self.notes.append(
+                f"{kind}: one path attains {low / 1e9:g} GB/s on it, another {high / 1e9:g}; it is taken as the lower."
+            )
+        return at
 
     def way(self, way: Way) -> int:
         """The index of a way, made if it is not there."""

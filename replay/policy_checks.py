@@ -107,8 +107,15 @@ def _split(policy: Policy) -> Iterator[Problem]:
             yield Problem(
                 (*at, "kv", key), "KV has one type on both sides: converting on the way is not modelled.", "Set it in [kv]."
             )
-        if part.prefix_cache.reuse is not None:
-            yield Problem((*at, "prefix_cache", "reuse"), "reuse is one for all servers.", "Set it in [prefix_cache].")
+        for section, key in (
+            ("prefix_cache", "reuse"),
+            ("prefix_cache", "eviction"),
+            ("prefix_cache", "tier_eviction"),
+            ("batching", "victim"),
+            ("kv", "contiguous"),
+        ):
+            if getattr(getattr(part, section), key) is not None:
+                yield Problem((*at, section, key), f"{key} is one for all servers.", f"Set it in [{section}].")
         if "slot" in (part.prefix_cache.kind, policy.prefix_cache.kind):
             where = at if part.prefix_cache.kind == "slot" else ()
             yield Problem(
@@ -137,8 +144,9 @@ def _static(policy: Policy) -> Iterator[Problem]:
 
 
 def _tiers(policy: Policy) -> Iterator[Problem]:
-    if policy.prefix_cache.reuse is not None and not policy.tiers:
-        yield Problem(("prefix_cache", "reuse"), "reuse decides nothing without [[tiers]].", "Leave it out, or add a tier.")
+    for key in ("reuse", "tier_eviction"):
+        if getattr(policy.prefix_cache, key) is not None and not policy.tiers:
+            yield Problem(("prefix_cache", key), f"{key} decides nothing without [[tiers]].", "Leave it out, or add a tier.")
     if not policy.tiers:
         return
     if policy.prefix_cache.enabled is False:

@@ -207,7 +207,7 @@ def _bounded(kind: Any, *more: Any) -> str:
     """A number with its bounds, or a name."""
     marks = [m for field in more for m in getattr(field, "metadata", [field])]
     if kind is str:
-        return _A_NAME
+        return '"python:NAME"' if any("python:" in str(getattr(m, "pattern", "")) for m in marks) else _A_NAME
     low = next((m.ge for m in marks if getattr(m, "ge", None) is not None), None)
     above = next((m.gt for m in marks if getattr(m, "gt", None) is not None), None)
     most = next((m.le for m in marks if getattr(m, "le", None) is not None), None)

@@ -15,6 +15,7 @@ __all__ = [
     "Kv",
     "Ms",
     "Part",
+    "Plugin",
     "PrefixCache",
     "Ratio",
     "Size",
@@ -33,6 +34,8 @@ Servers = Annotated[int, Field(ge=1, le=MOST_SERVERS)]
 Ranks = Annotated[int, Field(ge=1, le=1024)]
 # Up to eleven days; more is a mistake of units.
 Ms = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+# An entry point of yours (docs/replay-plugins.md).
+Plugin = Annotated[str, Field(pattern=r"^python:[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -61,15 +64,20 @@ class Batching(Part):
     chunked_prefill: bool | None = Field(
         default=None, description="Whether a prompt may be computed in several steps. true in mixed, false in the other modes."
     )
-    order: Literal["fcfs", "priority", "shortest", "slack"] | None = Field(
+    order: Literal["fcfs", "priority", "shortest", "slack"] | Plugin | None = Field(
         default=None,
         description="Which waiting request is admitted first. fcfs: the one that came first (the default). priority: the least "
         "`priority` of the trace, and the worst one is driven out where KV lacks (vLLM's). shortest: the shortest prompt. slack: "
-        "the least time left until its first token is due, less the time to compute its prompt alone (needs slo_ttft_ms).",
+        "the least time left until its first token is due, less the time to compute its prompt alone (needs slo_ttft_ms). "
+        "python:NAME, here as elsewhere: a part of your own (docs/replay-plugins.md); slower.",
     )
     slo_ttft_ms: Ms | None = Field(default=None, description="order = slack: when a first token is due after the arrival.")
     preemption: Literal["recompute"] | None = Field(
         default=None, description="What happens to a request for which KV space lacks: its KV is given up and computed again."
+    )
+    victim: Plugin | None = Field(
+        default=None,
+        description="Who is driven out where KV lacks. The last admitted; with order = priority the least urgent that runs.",
     )
     watermark: Ratio | None = Field(
         default=None,
@@ -94,6 +102,11 @@ class Kv(Part):
         description="Type of K and V: scales the bytes that move, and the tokens that fit into the trace's KV space where "
         "capacity_tokens is not given. What converting costs is not modelled. As the trace's server.",
     )
+    contiguous: Literal["layer_kv", "layer", "block"] | None = Field(
+        default=None,
+        description="What of a block lies together, where a platform's access path pays for each piece: K and V of each layer "
+        "apart (layer_kv, the default; vLLM up to 0.11), both of a layer, or all layers (block, vLLM from 0.12 for connectors).",
+    )
     bytes_per_token: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(
         default=None,
         description="Bytes of one token's KV over all layers and ranks, where tiers or a split move it. From the shape of the "
@@ -113,8 +126,11 @@ class PrefixCache(Part):
     capacity_tokens: Count | None = Field(
         default=None, description="pool only: tokens that cached blocks may take. Bounded by the KV space only, if not given."
     )
-    eviction: Literal["lru"] | None = Field(
-        default=None, description="Which blocks go first, on the device and in every tier: the least recently used."
+    eviction: Literal["lru"] | Plugin | None = Field(
+        default=None, description="Which blocks of the device go first: the least recently used."
+    )
+    tier_eviction: Literal["lru"] | Plugin | None = Field(
+        default=None, description="Which blocks of [[tiers]] go first: the least recently used."
     )
     reuse: Literal["always", "break_even"] | None = Field(
         default=None,

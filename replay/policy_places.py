@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hoptrace.replay.policy_parts import MOST, Batching, Count, Kv, Ms, Part, PrefixCache, Ranks, Ratio, Servers, Size
+from hoptrace.replay.policy_parts import MOST, Batching, Count, Kv, Ms, Part, Plugin, PrefixCache, Ranks, Ratio, Servers, Size
 
 __all__ = [
     "Ceilings",
@@ -135,7 +135,7 @@ class Tier(Part):
 class DecodeRouting(Part):
     """Which decode server a request of a split goes to, at the end of its prompt."""
 
-    kind: RoutingKind | None = Field(default=None, description="As [routing]. round_robin.")
+    kind: RoutingKind | Plugin | None = Field(default=None, description="As [routing]. round_robin.")
     knowledge_age_ms: Ms | None = Field(default=None, description="As [routing].")
     load_tokens: Annotated[int, Field(ge=0, le=MOST)] | None = Field(default=None, description="As [routing].")
 
@@ -143,7 +143,7 @@ class DecodeRouting(Part):
 class Routing(Part):
     """Which server a new request goes to."""
 
-    kind: RoutingKind | None = Field(
+    kind: RoutingKind | Plugin | None = Field(
         default=None,
         description="round_robin (the default). random. least_load: fewest requests in flight. power_of_two: the less loaded of "
         "two drawn at random. kv_use: least KV held by requests. prefix_aware: most of the prompt's leading tokens in the "
