@@ -218,11 +218,11 @@ def test_paths_of_a_platform() -> None:
     apart = planned(tier, platform="h100-sxm-80gb").plan
     whole = planned(tier + '[kv]\ncontiguous = "block"', platform="h100-sxm-80gb").plan
     assert apart.ways[0].per_block_ns == 64 * whole.ways[0].per_block_ns > 0
-    # Two devices read with two adapters and two PCIe links.
+    # Two devices have a PCIe link each.
     both = planned(
         "[split]\nprefill = 1\ndecode = 1\n[servers]\ntensor_parallel = 2", platform="h100-sxm-80gb", cost=lambda s, n: COST
     )
-    assert {k.name: k.bytes_per_s for k in both.plan.links}[ends[1]] == 2 * rates[ends[1]]
+    assert {k.name: k.bytes_per_s for k in both.plan.links}[ends[0]] == 2 * rates[ends[0]]
     # An RDMA server of its own: its adapter is one for all.
     far = planned('[servers]\ncount = 2\n[[tiers]]\nkind = "remote_dram"\ncapacity_tokens = 9', platform="h100-sxm-80gb").plan
     theirs = [k.name for k in far.links if k.name.startswith("nic.rx@")]
