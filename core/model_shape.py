@@ -66,7 +66,15 @@ class Shape:
     router_bias: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads, self.head_size, self.vocabulary)
+        sizes = (
+            self.layers,
+            self.hidden_size,
+            self.intermediate_size,
+            self.heads,
+            self.kv_heads,
+            self.head_size,
+            self.vocabulary,
+        )
         if not all(0 < n < 1 << 32 for n in sizes):
             raise InputError("A model's layers, sizes, heads and vocabulary must be positive.")
         if self.experts and not (0 < self.experts_per_token <= self.experts and self.expert_intermediate_size > 0):
@@ -87,7 +95,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them, as the model's safetensors files count them (of DeepSeek-V3 without the layer of multi-token prediction)."""
+        """All of them, as safetensors files count them (of DeepSeek-V3 without the layer of multi-token prediction)."""
         tables = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
         norms = 2 * self.hidden_size * self.layers + self.hidden_size
         feed = 3 * self.hidden_size * self.intermediate_size * (self.dense_layers if self.experts else self.layers)
@@ -150,4 +158,6 @@ class Shape:
 
     def server(self, name: str, model: str) -> Server:
         """A server of that model, nothing else known of it."""
-        return Server.model_validate({"name": name, "model": model, "context_tokens": self.context_tokens, **self.server_fields()})
+        return Server.model_validate(
+            {"name": name, "model": model, "context_tokens": self.context_tokens, **self.server_fields()}
+        )

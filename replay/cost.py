@@ -1,59 +1,215 @@
-"""Which step cost a replay uses: fitted to the trace's steps, a roofline of a platform, or fixed by hand."""
+"""Which step cost a replay uses: fitted to the trace's steps, looked up, a roofline of a platform, or fixed by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import polars as pl
+
 from hoptrace.errors import InputError, UsageError
-from hoptrace.manifest import Server
+from hoptrace.manifest import Manifest, Server
+from hoptrace.model_catalogue import ASSUMED_MODEL, Model, known_as, load_model
 from hoptrace.platform import load_platform, platforms
-from hoptrace.stepcost import StepCost, fit, fixed, roofline
+from hoptrace.replay.costs.fixed import fixed
+from hoptrace.replay.costs.host import mean_host_ns
+from hoptrace.replay.costs.scaled import on_platform
+from hoptrace.replay.costs.table import read_table
+from hoptrace.roofline import platform_of
+from hoptrace.stepcost import StepCost, fit
+from hoptrace.stepcost_fit import MIN_STEPS
+from hoptrace.stepcost_roofline import roofline
 
-__all__ = ["choose_cost"]
+__all__ = ["ASSUMED_PLATFORM", "FROM_TRACE", "KINDS", "Chosen", "choose", "choose_cost"]
 
-_HINT = "Use fitted, roofline (with --platform), or fixed:PREFILL_MS,DECODE_MS."
+KINDS = ("fitted", "roofline", "table:FILE", "aiconfigurator", "fixed:PREFILL_MS,DECODE_MS")
+ASSUMED_PLATFORM = "h100-sxm-80gb"
+"""Taken, and said to be taken, where neither the trace nor the user names a machine."""
+FROM_TRACE = "from-trace"
+
+_HINT = f"Use {', '.join(KINDS)}."
 
 
-def choose_cost(text: str, steps: Any, server: Server | None, platform: str | None = None) -> tuple[StepCost, dict[str, Any]]:
-    """The step cost that ``text`` names, and what the manifest says of it.
+@dataclass(frozen=True)
+class Chosen:
+    """What a replay computes with.
+
+    Attributes:
+        cost: of a step.
+        how: for the manifest: kind, and the model and platform that it rests on.
+        server: the trace's, with the model's sizes where another model was named or assumed.
+        notes: what was assumed, in sentences; also in ``cost.notes``.
+    """
+
+    cost: StepCost
+    how: dict[str, Any]
+    server: Server
+    notes: tuple[str, ...] = ()
+
+
+def choose(
+    text: str | None,
+    steps: pl.DataFrame | None,
+    server: Server | None,
+    *,
+    platform: str | None = None,
+    model: str | None = None,
+    recorded_on: str | None = None,
+    manifest: Manifest | None = None,
+) -> Chosen:
+    """The step cost that ``text`` names.
 
     Args:
-        text: ``fitted``, ``roofline`` or ``fixed:PREFILL_MS,DECODE_MS`` (ms of a step that holds prompt tokens, plus ms of one
-            that holds decode tokens).
-        steps: the trace's steps (polars frame) or null.
+        text: one of :data:`KINDS`; ``fitted:mean`` is a fit without the scatter of the recorded steps. Null: fitted, where the
+            trace has steps to fit to and no model is named; else a roofline.
+        steps: the trace's steps, or null.
+        server: the trace's, or null.
+        platform: name or file of the machine to compute for; :data:`FROM_TRACE` or null: the recorded one.
+        model: name or config.json of the model to compute for; null: the trace's.
+        recorded_on: platform that the trace was recorded on, where its manifest does not tell.
+        manifest: the trace's: its platform graph says what it was recorded on.
 
     Raises:
-        UsageError: no such cost model, or the platform is missing. InputError: the trace does not tell enough.
+        UsageError: no such cost model, table, model or platform, or two options contradict each other.
+        InputError: the trace does not tell enough.
     """
-    name, _, rest = text.partition(":")
-    if platform is not None and name != "roofline":
-        raise UsageError(
-            f"A platform goes with --cost roofline, not with {name}.", hint="Leave out --platform, or change --cost."
-        )
-    if name == "fitted" and not rest:
-        if steps is None or not steps.height:
-            # What the trace cannot do either is no remedy.
-            sized = server is not None and server.parameters is not None and server.weight_bytes is not None
-            hint = "Use --cost fixed:PREFILL_MS,DECODE_MS" + (
-                ", or --cost roofline --platform NAME."
-                if sized
-                else "; --cost roofline --platform NAME needs the model's sizes, which the trace's manifest lacks."
-            )
-            raise InputError("The trace has no steps to fit a step cost to.", hint=hint)
-        return fit(steps), {"kind": "fitted"}
-    if name == "roofline" and not rest:
-        if platform is None:
-            raise UsageError("A roofline needs a platform.", hint=f"--platform {' | '.join(platforms())} | FILE.toml")
-        if server is None:
-            raise InputError("The trace says nothing of its server, so it has no roofline.", hint=_HINT)
-        data = load_platform(platform)
-        return roofline(server, data), {"kind": "roofline", "platform": data}
-    if name == "fixed":
-        try:
-            prefill, decode = (float(x) for x in rest.split(","))
-            if not (0 <= prefill < 1e9 and 0 <= decode < 1e9 and prefill + decode > 0):
-                raise ValueError
-        except ValueError:
-            raise UsageError(f"{text!r} is not a fixed cost.", hint="Write fixed:50,12 for 50 ms and 12 ms.") from None
-        return fixed(any_prefill_ns=prefill * 1e6, any_decode_ns=decode * 1e6), {"kind": "fixed"}
+    server = server or Server(name="engine")
+    platform = None if platform == FROM_TRACE else platform
+    kind, _, rest = (text or _default(steps, model)).partition(":")
+    asked = _Asked(server, steps, platform, model, recorded_on, manifest)
+    if kind == "fitted" and rest in ("", "mean"):
+        return _fitted(asked, rest == "mean")
+    if kind == "roofline" and not rest:
+        return _roofline(asked)
+    if kind == "table" and rest:
+        found = load_model(model).on(server) if model else server
+        return Chosen(read_table(rest, found), {"kind": "table", "table": rest}, found)
+    if kind == "aiconfigurator" and not rest:
+        from hoptrace.replay.costs.aiconfigurator import aiconfigurator
+
+        chosen, notes = _model(asked)
+        name, said = _platform_name(asked)
+        cost, how = aiconfigurator(chosen, name)
+        return _noted(Chosen(cost, how, chosen), notes + said)
+    if kind == "fixed":
+        return Chosen(fixed(rest), {"kind": "fixed"}, load_model(model).on(server) if model else server)
     raise UsageError(f"There is no cost model {text!r}.", hint=_HINT)
+
+
+def choose_cost(
+    text: str | None, steps: pl.DataFrame | None, server: Server | None, platform: str | None = None, **more: Any
+) -> tuple[StepCost, dict[str, Any]]:
+    """The step cost that ``text`` names, and what the manifest says of it; see :func:`choose`."""
+    chosen = choose(text, steps, server, platform=platform, **more)
+    return chosen.cost, chosen.how
+
+
+@dataclass(frozen=True)
+class _Asked:
+    server: Server
+    steps: pl.DataFrame | None
+    platform: str | None
+    model: str | None
+    recorded_on: str | None
+    manifest: Manifest | None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether host work may run beside the device."""
+        return self.server.config.get("async_scheduling") is True
+
+
+def _default(steps: pl.DataFrame | None, model: str | None) -> str:
+    return "fitted" if steps is not None and steps.height >= MIN_STEPS and model is None else "roofline"
+
+
+def _fitted(asked: _Asked, mean: bool) -> Chosen:
+    steps, server = asked.steps, asked.server
+    if asked.model is not None:
+        raise UsageError(
+            "A fitted step cost is that of the model that was recorded.", hint="Leave out --model, or use --cost roofline."
+        )
+    if steps is None or not steps.height:
+        # What the trace cannot do either is no remedy.
+        sized = server.parameters is not None and server.weight_bytes is not None
+        hint = "Use --cost fixed:PREFILL_MS,DECODE_MS, table:FILE" + (
+            ", or --cost roofline --platform NAME." if sized else ", or --cost roofline --model NAME --platform NAME."
+        )
+        raise InputError("The trace has no steps to fit a step cost to.", hint=hint)
+    cost = fit(steps)
+    how: dict[str, Any] = {"kind": "fitted"}
+    if asked.platform is not None:
+        target, recorded = load_platform(asked.platform), _recorded(asked)
+        if target["name"] != recorded["name"]:
+            cost = on_platform(cost, steps, recorded, target, asynchronous=asked.asynchronous)
+            how |= {"platform": target, "recorded_on": dict(recorded)}
+    if mean:
+        cost = replace(cost, residuals={})
+        how["scatter"] = False
+    return Chosen(cost, how, server)
+
+
+def _recorded(asked: _Asked) -> Mapping[str, Any]:
+    if asked.recorded_on is not None:
+        return load_platform(asked.recorded_on)
+    found = platform_of(asked.manifest, asked.server) if asked.manifest is not None else None
+    if found is None:
+        raise InputError(
+            "The trace does not say what machine it was recorded on, so its step cost can't be scaled to another.",
+            hint=f"Name it: --recorded-on {' | '.join(platforms())} | FILE.toml. Or --cost roofline --platform {asked.platform}.",
+        )
+    return found
+
+
+def _roofline(asked: _Asked) -> Chosen:
+    server, notes = _model(asked)
+    host_ns, told = mean_host_ns(asked.steps, asynchronous=asked.asynchronous)
+    recorded = platform_of(asked.manifest, server) if asked.manifest is not None and asked.platform is None else None
+    if recorded is not None:
+        platform: Mapping[str, Any] = recorded
+    else:
+        name, said = _platform_name(asked)
+        platform, notes = load_platform(name), notes + said
+    if told:
+        notes += (f"Host time of a step, {host_ns / 1e6:.3f} ms, is the mean of {told} recorded steps.",)
+    else:
+        notes += ("No step tells its host time: none is added to the roofline, and real steps are longer by it.",)
+    cost = roofline(server, platform, host_ns=host_ns)
+    how = {"kind": "roofline", "platform": dict(platform), "model": server.model, "host_ns": host_ns if told else None}
+    return _noted(Chosen(cost, how, server), notes)
+
+
+def _platform_name(asked: _Asked) -> tuple[str, tuple[str, ...]]:
+    if asked.platform is not None:
+        return asked.platform, ()
+    if asked.recorded_on is not None:
+        return asked.recorded_on, ()
+    said = f"No platform was named and the trace tells none: one {ASSUMED_PLATFORM} is assumed (--platform NAME)."
+    return ASSUMED_PLATFORM, (said,)
+
+
+def _model(asked: _Asked) -> tuple[Server, tuple[str, ...]]:
+    """The server with its model's sizes, and what was assumed."""
+    server = asked.server
+    if asked.model is not None:
+        return load_model(asked.model).on(server), ()
+    if server.parameters and server.weight_bytes and server.layers:
+        return server, ()
+    named: Model | None = known_as(server.model) if server.model else None
+    if named is not None:
+        note = f"The trace names the model {server.model} but not its sizes: those of {named.model} in the catalogue are taken."
+        return named.on(server), (note,)
+    if server.model:
+        raise InputError(
+            f"The trace names the model {server.model}, but neither it nor the catalogue tells its sizes.",
+            hint="Name a like model, or its config.json: --model NAME|config.json.",
+        )
+    assumed = load_model(ASSUMED_MODEL)
+    note = f"No model was named and the trace tells none: {assumed.model} is assumed (--model NAME|config.json)."
+    return assumed.on(server), (note,)
+
+
+def _noted(chosen: Chosen, notes: tuple[str, ...]) -> Chosen:
+    cost = replace(chosen.cost, notes=(*notes, *chosen.cost.notes))
+    return replace(chosen, cost=cost, notes=notes)

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from hoptrace.replay.costs.host import HOST, host_time
 from hoptrace.stepcost import FEATURES, StepCost, features_array
 from hoptrace.stepcost_fit import solve
 
 __all__ = ["HostFree", "host_free"]
-
-_COMPOSITION = ["start_ns", "end_ns", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_context_tokens"]
-_HOST = ("schedule_ns", "launch_ns", "update_ns")
 
 
 @dataclass(frozen=True)
@@ -37,28 +35,19 @@ def host_free(cost: StepCost, steps: pl.DataFrame, *, asynchronous: bool) -> Hos
     Args:
         cost: a linear step cost. steps: the recorded ones.
     """
-    frame = steps.filter(pl.col("pp_rank").fill_null(0) == 0) if "pp_rank" in steps.columns else steps
-    frame = frame.drop_nulls(_COMPOSITION).filter(
-        (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("prefill_tokens") + pl.col("decode_requests") > 0)
-    )
-    took = (pl.col("end_ns") - pl.col("start_ns")).cast(pl.Float64)
-    known = {c: pl.when(pl.col(c) >= 0).then(pl.col(c).cast(pl.Float64)) for c in (*_HOST, "device_ns")}
-    parts = [] if asynchronous else [known[c] for c in _HOST]
-    told = pl.any_horizontal(p.is_not_null() for p in parts) if parts else pl.lit(False)
-    spent = pl.sum_horizontal(p.fill_null(0) for p in parts) if parts else pl.lit(0.0)
-    idle = pl.when(known["device_ns"].is_not_null()).then(took - known["device_ns"]).when(told).then(spent)
-    frame = frame.with_columns(idle.clip(0, took).alias("_host"), took.alias("_took"))
+    frame = host_time(steps, asynchronous=asynchronous)
     some = frame.filter(pl.col("_host").is_not_null())
     if not some.height:
-        hidden = asynchronous and bool(frame.select(pl.any_horizontal(pl.col(c).is_not_null().any() for c in _HOST)).item())
+        hidden = asynchronous and bool(frame.select(pl.any_horizontal(pl.col(c).is_not_null().any() for c in HOST)).item())
         why = (
             "host time may run beside the device under asynchronous scheduling, and device_ns is not recorded"
             if hidden
             else "the steps do not tell their host time (schedule_ns, launch_ns, update_ns, or device_ns)"
         )
         return HostFree(None, steps=frame.height, why=why)
-    if cost.kind:
-        return HostFree(None, steps=frame.height, why="the step cost is a roofline, which holds no host time")
+    if cost.kind or cost.pieces:
+        what = "a roofline, which holds no host time" if cost.kind else "looked up, and its host time is not told apart"
+        return HostFree(None, steps=frame.height, why=f"the step cost is {what}")
     share = float(some["_host"].sum()) / float(some["_took"].sum())
     columns = [i for i, f in enumerate(FEATURES) if cost.coefficients_ps.get(f)]
     x = features_array(some).astype(np.float64)
