@@ -1,4 +1,4 @@
-"""A fitted step cost on another machine: the host's part kept, the device's scaled by the ratio of the two machines' rooflines."""
+"""A fitted step cost on another machine: the host's part kept, the device's scaled by the ratio of the two rooflines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hoptrace.stepcost import FEATURES, StepCost
 __all__ = ["on_platform"]
 
 _ARITHMETIC = ("prefill_tokens", "prefill_attention")
-"""Features that arithmetic bounds; all others are bound by memory: weights, and KV of contexts. A decoder's own token costs little
-beside the weights that it shares a reading of, and a batch of decoders stays memory bound up to some hundred."""
+"""Features that arithmetic bounds; all others are bound by memory: weights, and KV of contexts. A decoder's own token costs
+little beside the weights that it shares a reading of, and a batch of decoders stays memory bound up to some hundred."""
 
 
 def on_platform(
     cost: StepCost, steps: pl.DataFrame, recorded: Mapping[str, Any], asked: Mapping[str, Any], *, asynchronous: bool
 ) -> StepCost:
-    """``cost``, fitted on ``recorded``, as it would be on ``asked``; both with ``name``, ``flops_per_s`` and ``memory_bytes_per_s``.
+    """``cost``, fitted on ``recorded``, as it would be on ``asked``: name, ``flops_per_s``, ``memory_bytes_per_s`` of each.
 
     Residuals stay relative to the cost, and stalls as long as they were.
     """
@@ -37,13 +37,13 @@ def on_platform(
         value = whole - on_device + round(on_device * slower[name in _ARITHMETIC])
         if value:
             scaled[name] = value
-    between = f"{recorded['name']} to {asked['name']}"
     if free.cost is not None and free.share is not None:
-        host = f"Host time ({100 * free.share:.0f} % of the steps' time, told by {free.told} of {free.steps} steps) is kept as recorded"
+        told = f"{100 * free.share:.0f} % of the steps' time, told by {free.told} of {free.steps} steps"
+        host = f"Host time ({told}) is kept as recorded"
     else:
         host = f"Host time is not told apart ({free.why}), so it is scaled with the device's: right only where it is small"
     note = (
-        f"Step cost scaled from {between}: what memory bounds × {slower[False]:.3f}, what arithmetic bounds × {slower[True]:.3f}, "
-        f"by their rooflines. {host}. Not measured on {asked['name']}."
+        f"Step cost scaled from {recorded['name']} to {asked['name']} by their rooflines: what memory bounds × {slower[False]:.3f}, "
+        f"what arithmetic bounds × {slower[True]:.3f}. {host}. Not measured on {asked['name']}."
     )
     return replace(cost, coefficients_ps=scaled, covariance_ps2=None, notes=(note, *cost.notes))
