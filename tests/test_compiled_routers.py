@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -64,20 +65,46 @@ def test_as_the_page_says(
     assert route(kind, load, value, numbers, seed=seed, shift=shift, load_tokens=weight) == expected
 
 
-def test_prefixes_are_those_in_the_caches_up_to_the_first_gap() -> None:
-    caches, table, entries, head, log = store.store(4, False)
-    for i, blocks in enumerate([[], [7], [7, 9], [9]]):
-        store.open_cache(caches, i, 100, 16)
-        for b in blocks:
-            store.put(caches, table, entries, head, log, i, b, 16)
-    block_id, block_end = ints([5, 7, 8, 9]), ints([16, 16, 30, 46])
-    value = ints([-1] * 3)
-    ro.prefixes(value, table, entries, ints([3, 2, 1]), block_id, block_end, 1, 4)
-    assert value.tolist() == [0, 16, 16]
-    ro.prefixes(value, table, entries, ints([3, 2, 0]), block_id, block_end, 3, 4)
-    assert value.tolist() == [46, 46, 0]
-    ro.prefixes(value, table, entries, ints([3, 2, 0]), block_id, block_end, 0, 0)
-    assert value.tolist() == [0, 0, 0]
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 130),
+    st.lists(st.tuples(st.integers(0, 129), st.integers(0, 9), st.booleans()), max_size=150),
+    st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_prefixes_are_those_in_the_caches_up_to_the_first_gap(
+    n: int, script: list[tuple[int, int, bool]], prompts: list[list[int]], chance: Random
+) -> None:
+    caches, table, entries, head, log = store.store(n + 1, False, n)
+    there: list[set[int]] = [set() for _ in range(n)]
+    for i in range(n):
+        store.open_cache(caches, i, 1 << 40, 16)
+    for i, block, comes in script:
+        table, entries, log = store.room(table, entries, head, log, 1)
+        i %= n
+        e = store.find(table, entries, i, block)
+        assert (e >= 0) == (block in there[i])
+        if comes and e < 0:
+            store.enter(caches, table, entries, head, i, block, 16)
+            there[i].add(block)
+        elif not comes and e >= 0:
+            store.withdraw(caches, table, entries, head, i, e)
+            there[i].remove(block)
+    every = chance.sample(range(n), chance.randint(1, n))
+    engines, value, scratch = ints(every), ints([-1] * len(every)), ints([-1] * 2 * len(every))
+    block_id = ints([5] + [b for p in prompts for b in p])
+    block_end = ints(list(range(100, 100 + len(block_id))))
+    first = 1
+    for prompt in prompts:
+        ro.prefixes(value, scratch, table, entries, head, engines, block_id, block_end, first, first + len(prompt))
+        for p, i in enumerate(every):
+            hits = next((k for k, b in enumerate(prompt) if b not in there[i]), len(prompt))
+            assert value[p] == (block_end[first + hits - 1] if hits else 0)
+        first += len(prompt)
+    for i in range(n):
+        for block in there[i]:
+            store.withdraw(caches, table, entries, head, i, store.find(table, entries, i, block))
+    assert head[store.LIVE] == 0 and (table == -1).all()
 
 
 @pytest.mark.parametrize("age", [0, 10])

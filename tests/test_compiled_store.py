@@ -117,9 +117,7 @@ def test_the_store_is_so_many_lru_caches(script: list[tuple[str, int, int, int]]
             there = block in model.held or block in model.idle
             taken = not there and model.take(tokens, gone)
             assert s.put(caches, table, entries, head, log, i, block, tokens) == taken
-            if block in model.idle:
-                model.idle.move_to_end(block)
-            elif taken:
+            if taken:
                 model.idle[block] = tokens
         elif what == "leading":
             wanted = np.arange(block % 5, block % 5 + tokens, dtype=np.int64)
@@ -219,3 +217,68 @@ def test_fresh_ones_in_their_order() -> None:
         seen.append(int(entries[e, s.KEY] & s.BLOCK))
         e = entries[e, s.NEXT]
     assert seen == [7, 3, 5] and caches[0, s.FRESH] == -1
+
+
+def test_a_part_undone_leaves_the_cache() -> None:
+    caches, table, entries, head, log = s.store(1, False)
+    s.open_cache(caches, 0, 64, 16)
+    assert s.take(caches, table, entries, head, log, 0, 48)
+    for block in (1, 2, 3):
+        s.mark_fresh(caches, entries, 0, s.enter(caches, table, entries, head, 0, block, 16))
+    for block, rest in ((2, [1, 3]), (3, [1]), (1, [])):
+        e = s.find(table, entries, 0, block)
+        s.unmark(caches, entries, 0, e)
+        assert s.withdraw(caches, table, entries, head, 0, e) == 16
+        s.give(caches, 0, 16)
+        fresh, e = [], caches[0, s.FRESH]
+        while e >= 0:
+            fresh.append(int(entries[e, s.KEY]))
+            e = entries[e, s.NEXT]
+        assert fresh == rest
+        assert s.find(table, entries, 0, block) < 0
+    assert caches[0, [s.FREE, s.EVICTABLE, s.RESIDENT]].tolist() == [64, 0, 0]
+    s.mark_fresh(caches, entries, 0, s.enter(caches, table, entries, head, 0, 4, 16))
+    assert entries[caches[0, s.FRESH], s.KEY] == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "renew", "pin", "unpin"]), st.integers(0, 12), st.integers(1, 9)), max_size=80),
+    st.integers(0, 40),
+)
+def test_a_tier_evicts_its_oldest_that_is_not_being_read(script: list[tuple[str, int, int]], capacity: int) -> None:
+    caches, table, entries, head, log = s.store(2, True)
+    s.open_cache(caches, 1, capacity, 16)
+    model: OrderedDict[int, list[int]] = OrderedDict()  # block → tokens, readers; oldest first
+    gone: list[int] = []
+    for what, block, tokens in script:
+        table, entries, log = s.room(table, entries, head, log, 1)
+        e = s.find(table, entries, 1, block)
+        assert (e >= 0) == (block in model)
+        if what == "put":
+            free = capacity - sum(t for t, _ in model.values())
+            fits = tokens <= free + sum(t for t, n in model.values() if not n)
+            assert s.put(caches, table, entries, head, log, 1, block, tokens) == (e < 0 and fits)
+            if e < 0 and fits:
+                while free < tokens:
+                    oldest = next(b for b, (_, n) in model.items() if not n)
+                    free += model.pop(oldest)[0]
+                    gone.append(oldest)
+                model[block] = [tokens, 0]
+        elif e >= 0:
+            if what == "renew":
+                s.renew(caches, entries, 1, e)
+                model.move_to_end(block)
+            elif what == "pin":
+                s.pin(caches, entries, 1, e)
+                model[block][1] += 1
+            elif model[block][1]:
+                s.unpin(caches, entries, 1, e)
+                model[block][1] -= 1
+        order, e = [], caches[1, s.OLDEST]
+        while e >= 0:
+            order.append((int(entries[e, s.KEY] & s.BLOCK), [int(entries[e, s.SIZE]), int(entries[e, s.HOLDERS])]))
+            e = entries[e, s.NEXT]
+        assert order == list(model.items())
+        assert caches[1, s.EVICTABLE] == sum(t for t, n in model.values() if not n)
+        assert log[: head[s.EVICTED]].tolist() == gone

@@ -6,7 +6,7 @@ position: ``load``, requests in flight, which the caller counts, and ``value``, 
     router = new_router(kind, n, seed, shift, age_ns, load_tokens)   # KINDS; shift: 0, of decode_routing 2
     see(router, value, capacity, caches, engines, now)    # kv_use: at the begin of every instant, before its events
     use(router, value, capacity, caches, engines)         # kv_use: just before choose
-    prefixes(value, table, entries, engines, block_id, block_end, first, last)   # prefix_aware: just before choose
+    prefixes(value, scratch, table, entries, head, engines, block_id, block_end, first, last)   # prefix_aware: just before choose
     position = choose(router, load, value, number, session, now)
     load[position] += 1
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from hoptrace.compiling import cached_njit
 from hoptrace.replay import draws
-from hoptrace.replay.compiled import store
+from hoptrace.replay.compiled import blocktable, store
+from hoptrace.replay.compiled.blocktable import BITS, COLUMNS, INDEX, WORD
 from hoptrace.replay.compiled.store import EVICTABLE, FREE, find
 from hoptrace.replay.draws import draw
 from hoptrace.replay.jit import compiled
@@ -80,17 +81,44 @@ def use(router: np.ndarray, value: np.ndarray, capacity: np.ndarray, caches: np.
         _held(value, capacity, caches, engines)
 
 
-@compiled(store)
+@compiled(blocktable, store)
 def prefixes(
-    value: np.ndarray, table: np.ndarray, entries: np.ndarray, engines: np.ndarray, block_id: np.ndarray, block_end: np.ndarray,
-    first: int, last: int,
+    value: np.ndarray, scratch: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, engines: np.ndarray,
+    block_id: np.ndarray, block_end: np.ndarray, first: int, last: int,
 ) -> None:  # fmt: skip
-    """How many tokens of the leading blocks ``[first, last)`` each engine has in its cache."""
-    for p in range(engines.size):
-        j = first
-        while j < last and find(table, entries, engines[p], block_id[j]) >= 0:
-            j += 1
-        value[p] = block_end[j - 1] if j > first else 0
+    """How many tokens of the leading blocks ``[first, last)`` each engine has in its cache.
+
+    Goes along the prompt once, by the store's index, which must cover the engines. ``scratch``: int64[2 n] at least.
+    """
+    n, words = engines.size, entries.shape[1] - COLUMNS
+    alive = scratch[:n]  # positions that have all so far
+    have = scratch[n : n + words]
+    have[:] = 0
+    for p in range(n):
+        alive[p] = p
+        value[p] = 0
+        have[engines[p] // WORD] |= 1 << engines[p] % WORD
+    left, j = n, first
+    while left > 0 and j < last:
+        e = find(table, entries, head[INDEX], block_id[j])
+        fewer = e < 0
+        for c in range(words):
+            if not fewer and have[c] & entries[e, BITS + c] != have[c]:
+                fewer = True
+        if fewer:
+            kept = 0
+            for k in range(left):
+                i = engines[alive[k]]
+                if e >= 0 and entries[e, BITS + i // WORD] >> i % WORD & 1 == 1:
+                    alive[kept] = alive[k]
+                    kept += 1
+                else:
+                    value[alive[k]] = block_end[j - 1] if j > first else 0
+                    have[i // WORD] &= ~(1 << i % WORD)
+            left = kept
+        j += 1
+    for k in range(left):
+        value[alive[k]] = block_end[j - 1] if j > first else 0
 
 
 @compiled(draws)
