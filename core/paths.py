@@ -66,7 +66,8 @@ class PathCost:
         links: crossed by all bytes, of one direction each; ``end`` says whose link it is.
         block_bytes, pieces: of one block; ``descriptors``: pieces over all ranks.
         payload_hops, control_ops: steps of one block that carry data, and that carry none, all ranks together.
-        hops: in order. sources, notes: for the reader.
+        hops: in order. extras: what the machine adds to the mechanism's own hops: (constant, ns, times in a block, once a
+            transfer). sources, notes: for the reader.
     """
 
     name: str
@@ -84,6 +85,7 @@ class PathCost:
     payload_hops: int
     control_ops: int
     hops: tuple[HopCost, ...]
+    extras: tuple[tuple[str, float, int, bool], ...] = ()
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -197,12 +199,15 @@ class _Builder:
     switches: int
     base: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     block: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    extras: list[tuple[str, float, int, bool]] = field(default_factory=list)
     sources: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
 
     def build(self) -> PathCost:
+        self.system.need(self.m.constants, (self.src, self.dst))
         links = links_of(self.system, self.m, self.src, self.dst, self.ranks, self.nics)
-        self.sources.update(dict.fromkeys(f"{k.name}: {k.source}" for k in links))
+        for source in dict.fromkeys(k.source for k in links):
+            self.sources[f"{', '.join(k.name for k in links if k.source == source)}: {source}"] = None
         self.notes.update(dict.fromkeys(n for k in links for n in k.notes))
         hops, paid = [], set[str]()
         for step in self.m.steps:
@@ -226,6 +231,7 @@ class _Builder:
             payload_hops=sum(h.times for h in hops if h.payload),
             control_ops=sum(h.times for h in hops if not h.payload),
             hops=tuple(hops),
+            extras=tuple(self.extras),
             sources=tuple(self.sources),
             notes=tuple(self.notes),
         )
@@ -271,8 +277,6 @@ class _Builder:
         if step.rate == "link":
             return min((float(k.bytes_per_s) for k in links), default=None)
         if step.rate == "stage":
-            if not (step.hop.payload and step.hop.kind == "DMA"):
-                return None
             staged, source = stage_rate(self.system)
             rate = staged * self.ranks
             self.notes[
@@ -305,13 +309,13 @@ class _Builder:
             return
         synced = self.m.name.endswith("_sync")
         times = self._count("request") if synced else 1
-        if not self.m.name.endswith("_staged"):
-            for place in (self.src, self.dst):
-                if place in ("hbm", "remote_hbm"):
-                    self._charge("rdma_gpu_ns", times, not synced)
-        if self.switches > 1:
-            crossings = 2 if "read" in self.m.name else 1
-            self._charge("rdma_hop_ns", times * crossings * (self.switches - 1), not synced)
+        ends = 0 if self.m.name.endswith("_staged") else sum(p in ("hbm", "remote_hbm") for p in (self.src, self.dst))
+        crossings = (2 if "read" in self.m.name else 1) * (self.switches - 1)
+        for name, count in (("rdma_gpu_ns", ends), ("rdma_hop_ns", crossings)):
+            if count:
+                value = self._charge(name, times * count, not synced)
+                assert value is not None
+                self.extras.append((name, value, times * count, not synced))
         if not synced:
             self.notes["Requests of one transfer are posted together; each costs the adapter's message rate, its own bound."] = (
                 None

@@ -50,8 +50,8 @@ def links_of(system: System, m: Mechanism, src: str, dst: str, ranks: int, nics:
         wires = [_link(system, "nic", n, e, nics, keys=keys) for n, e in _pair("nic.tx", "nic.rx")]
         if m.name.endswith("_staged") or not system.has_link("pcie"):
             return tuple(wires)
-        before = [_link(system, "pcie", "pcie.d2h", "src", ranks)] if src in _DEVICE else []
-        after = [_link(system, "pcie", "pcie.h2d", "dst", ranks)] if dst in _DEVICE else []
+        before = _side(system, "pcie", "d2h", ranks) if src in _DEVICE else []
+        after = _side(system, "pcie", "h2d", ranks) if dst in _DEVICE else []
         return (*before, *wires, *after)
     if m.name == "peer_pcie":
         keys = ("peer_bytes_per_s", *_ATTAINED)
@@ -60,10 +60,10 @@ def links_of(system: System, m: Mechanism, src: str, dst: str, ranks: int, nics:
         keys = ("peer_bytes_per_s", *_ATTAINED)  # one peer's share, where the fabric is a mesh
         return tuple(_link(system, "nvlink", n, e, ranks, keys=keys) for n, e in _pair("nvlink.out", "nvlink.in"))
     if m.name == "c2c":
-        return (_side(system, "c2c", src, ranks),)
+        return tuple(_side(system, "c2c", "d2h" if src == "hbm" else "h2d", ranks))
     found: list[PathLink] = []
     if "hbm" in ends or "window" in ends:
-        found.append(_side(system, "pcie", src, ranks))
+        found += _side(system, "pcie", "d2h" if src == "hbm" else "h2d", ranks)
     if "cxl_expander" in ends or "cxl_pool" in ends:
         found += _cxl(system, src, dst)
     if "nvme" in ends:
@@ -82,11 +82,14 @@ def _pair(out: str, into: str) -> tuple[tuple[str, End], tuple[str, End]]:
     return (out, "src"), (into, "dst")
 
 
-def _side(system: System, link: str, src: str, ranks: int) -> PathLink:
-    """A device's link to its host, in the direction of the data."""
-    if src == "hbm":
-        return _link(system, link, f"{link}.d2h", "src", ranks)
-    return _link(system, link, f"{link}.h2d", "dst", ranks)
+def _side(system: System, link: str, direction: str, ranks: int) -> list[PathLink]:
+    """A device's link to its host, in the direction of the data, and what it carries in both directions at once if that is less
+    than twice as much."""
+    end: End = "src" if direction == "d2h" else "dst"
+    found = [_link(system, link, f"{link}.{direction}", end, ranks)]
+    if system.has_rate(link, "both_bytes_per_s"):
+        found.append(_link(system, link, f"{link}.both", end, ranks, keys=("both_bytes_per_s",)))
+    return found
 
 
 def _cxl(system: System, src: str, dst: str) -> list[PathLink]:

@@ -49,13 +49,21 @@ class System:
         Raises:
             InputError: nobody has measured it; names the key to give.
         """
+        self.need((name,), places)
         found = self.find(name, places)
-        if found is None:
-            raise InputError(
-                f"{self.name}: {name} is not known ({CONSTANTS[name]}), and no default of it is sourced.",
-                hint=f"Measure it and give it in a platform file: base = {self.name!r} and, under [constants], {name} = …",
-            )
+        assert found is not None
         return found
+
+    def need(self, names: Iterable[str], places: Iterable[str] = ()) -> None:
+        """Sees that all of these constants are known. Raises InputError naming all that are not."""
+        missing = [n for n in names if self.find(n, places) is None]
+        if missing:
+            what = "; ".join(f"{n} ({CONSTANTS[n]})" for n in missing)
+            raise InputError(
+                f"{self.name}: not known, and no default is sourced: {what}.",
+                hint=f"Measure and give in a platform file: base = {self.name!r} and, under [constants], "
+                + ", ".join(f"{n} = …" for n in missing),
+            )
 
     def find(self, name: str, places: Iterable[str] = ()) -> Constant | None:
         """The same, null where it is not known. ``coherent`` is put together from its parts."""
@@ -93,6 +101,11 @@ class System:
     def has_link(self, link: str, places: Iterable[str] = ()) -> bool:
         """Whether it has a rate for that link."""
         return any(link in t and any(k != "source" for k in t[link]) for _, t in self._tables("links", places))
+
+    def has_rate(self, link: str, key: str) -> bool:
+        """Whether the first part that has that link says that rate of it."""
+        first = next((t[link] for _, t in self._tables("links", ()) if link in t), {})
+        return key in first
 
     def _tables(self, table: str, places: Iterable[str]) -> list[tuple[str, Mapping[str, Any]]]:
         cxl = "pool" if "cxl_pool" in places else "expander"

@@ -69,14 +69,14 @@ CONSTANTS: MappingProxyType[str, str] = MappingProxyType({
 """The constants of the access paths: name (with its unit) and meaning."""
 
 LINKS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType({
-    "pcie": ("bytes_per_s", "attained_bytes_per_s", "peer_bytes_per_s"),
+    "pcie": ("bytes_per_s", "attained_bytes_per_s", "both_bytes_per_s", "peer_bytes_per_s"),
     "nvlink": ("bytes_per_s", "attained_bytes_per_s", "peer_bytes_per_s"),
     "c2c": ("bytes_per_s", "attained_bytes_per_s"),
     "nic": ("bytes_per_s", "attained_bytes_per_s", "together_bytes_per_s"),
     "cxl": ("bytes_per_s", "read_bytes_per_s", "write_bytes_per_s", "gpu_bytes_per_s", "pool_bytes_per_s"),
     "nvme": ("bytes_per_s", "read_bytes_per_s", "write_bytes_per_s"),
 })  # fmt: skip
-"""The links of a platform and the rates that each may have, of one direction."""
+"""The links of a platform and the rates that each may have, of one direction (``both_``: of both at once)."""
 
 COMPANIONS = ("host", "nic", "expander", "pool")
 _NUMBERS = ("flops_per_s", "memory_bytes_per_s", "memory_bytes", "step_overhead_ns")
