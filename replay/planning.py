@@ -60,6 +60,7 @@ class Planned:
         resolved: of each engine.
         overheads: time outside the steps that the plan goes by; those that have no place in it (delivery) too.
         parts: parts of the user's own (``python:NAME``), which only :mod:`hoptrace.replay.plain` runs; null without any.
+        platform: as it was given.
         taken_away: what [ceilings] take away, in words; empty without any.
     """
 
@@ -69,20 +70,31 @@ class Planned:
     resolved: tuple[Resolved, ...]
     overheads: Overheads
     policy: Policy
+    platform: Any = None
     parts: Parts | None = None
     taken_away: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The policy in numbers, in the layout of a policy file, for a manifest."""
-        found = {**self.policy.changes(), **self.resolved[0].as_dict()}
+        """The policy in numbers, in the layout of a policy file, for a manifest; ``platform``: the one asked for paths.
+        :func:`hoptrace.replay.own_policy.own_policy` reads it back."""
+        found = _deep(self.policy.changes(), self.resolved[0].as_dict())
         if self.policy.split is not None:
             first = next(i for i, e in enumerate(self.plan.engines) if e.role == "decode")
-            found["split"] = {
-                **found["split"],
-                "prefill_server": {**found["split"].get("prefill_server", {}), **self.resolved[0].as_dict()},
-                "decode_server": {**found["split"].get("decode_server", {}), **self.resolved[first].as_dict()},
-            }
+            for name, at in (("prefill_server", 0), ("decode_server", first)):
+                numbers = self.resolved[at].as_dict()
+                for key in ("order", "slo_ttft_ms"):
+                    numbers["batching"].pop(key, None)
+                numbers["kv"].pop("dtype", None)
+                found["split"][name] = _deep(found["split"].get(name, {}), numbers)
+        if isinstance(self.platform, str) and self.plan.ways:
+            found["platform"] = self.platform
         return found
+
+
+def _deep(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """``top`` over ``base``, table by table."""
+    both = {k: _deep(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in top.items()}
+    return {**base, **both}
 
 
 @dataclass(frozen=True)
@@ -192,6 +204,7 @@ def plan_of(
         resolved=tuple(k.resolved for k in of_engine),
         overheads=outside,
         policy=policy,
+        platform=platform,
         parts=parts_of(policy),
         taken_away=", ".join(taken),
     )

@@ -1,0 +1,163 @@
+"""What a trace ran under: its server as the manifest has it and, of a replay, the policy that it was made with.
+
+A what-if keeps all of that but for what its policy says, so that a replay can be replayed (law 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from hoptrace.errors import InputError
+from hoptrace.manifest import Manifest, Server
+from hoptrace.replay.policy_checks import problems
+from hoptrace.replay.policy_model import Policy
+from hoptrace.replay.policy_places import Split
+
+__all__ = ["Own", "on_top", "own_policy"]
+
+_NAME = "as-recorded"
+
+
+@dataclass(frozen=True)
+class Own:
+    """``policy``: what the trace ran under, over ``server``; ``platform``: of its access paths, null where it needs none."""
+
+    policy: Policy
+    server: Server
+    platform: str | None = None
+
+
+def own_policy(manifest: Manifest) -> Own:
+    """The policy and the server that a trace ran under.
+
+    Raises:
+        InputError: it has several servers, and no replay's policy that says how they work together.
+    """
+    servers = manifest.servers
+    said = manifest.replay.policy if manifest.replay is not None else {}
+    policy = _read(said)
+    if policy is None:
+        if len(servers) > 1:
+            names = ", ".join(s.name for s in servers)
+            raise InputError(
+                f"The trace has {len(servers)} servers ({names}) and does not tell how they share the work; a replay models one.",
+                hint="Capture or import them apart.",
+            )
+        return Own(Policy(name=_NAME), servers[0].model_copy(deep=True) if servers else Server(name="engine"))
+    first = servers[0].model_copy(deep=True) if servers else Server(name="engine")
+    if len(servers) > 1:
+        first.name = first.name.removesuffix("-0") or "engine"
+    first.config.pop("role", None)
+    platform = said.get("platform")
+    return Own(policy, first, platform if isinstance(platform, str) else None)
+
+
+def on_top(own: Policy, asked: Policy) -> Policy:
+    """``asked`` over what the trace ran under: a table's keys one by one, a split, tiers and speculation as a whole.
+
+    A number of servers replaces a split, and a split a number of servers. The result has ``asked``'s name.
+
+    Raises:
+        InputError: the two do not go together.
+    """
+    kept = own
+    if asked.split is not None:
+        kept = kept.model_copy(update={"servers": kept.servers.model_copy(update={"count": None})})
+    elif asked.servers.count is not None:
+        routing = kept.routing.model_copy(update={"decode": None})
+        kept = kept.model_copy(update={"split": None, "routing": routing})
+    kept = _make_way(kept, asked)
+    found: Policy = _over(kept, asked)
+    for problem in problems(found):
+        raise InputError(f"{asked.name} on top of what the trace ran under: {problem.sentence}", hint=problem.hint)
+    return found
+
+
+# A key of the policy that was asked for, and what it decides anew where nothing else is said of that.
+_DECIDES = (
+    ("batching", "mode", ("batching", "chunked_prefill")),
+    ("batching", "order", ("batching", "slo_ttft_ms")),
+    ("kv", "dtype", ("kv", "capacity_tokens")),
+    ("kv", "dtype", ("kv", "bytes_per_token")),
+    ("prefix_cache", "kind", ("prefix_cache", "capacity_tokens")),
+    ("routing", "kind", ("routing", "knowledge_age_ms")),
+    ("routing", "kind", ("routing", "load_tokens")),
+    ("ceilings", "kv", ("kv", "capacity_tokens")),
+    ("ceilings", "limits", ("kv", "capacity_tokens")),
+    ("ceilings", "limits", ("batching", "max_sequences")),
+    ("ceilings", "limits", ("batching", "max_batched_tokens")),
+)
+
+
+def _make_way(own: Policy, asked: Policy) -> Policy:
+    """Without what ``asked`` decides anew. A replay's split has all numbers of both kinds of server: those make way too."""
+    gone = {
+        (table, key)
+        for table in ("batching", "kv", "prefix_cache")
+        for key, value in getattr(asked, table)
+        if value is not None
+    }  # fmt: skip
+    gone |= {there for table, key, there in _DECIDES if getattr(getattr(asked, table), key) is not None}
+
+    def cleared(part: Any) -> Any:
+        tables = {t for t, _ in gone if t in type(part).model_fields}
+        update = {t: getattr(part, t).model_copy(update={k: None for g, k in gone if g == t}) for t in tables}
+        return part.model_copy(update=update)
+
+    kept: Policy = cleared(own)
+    if kept.split is None:
+        return kept
+    both = {name: cleared(getattr(kept.split, name)) for name in ("prefill_server", "decode_server")}
+    return kept.model_copy(update={"split": kept.split.model_copy(update=both)})
+
+
+def _over(base: Any, top: Any) -> Any:
+    """What ``top`` sets, and the rest from ``base``."""
+    changed: dict[str, Any] = {}
+    for key in type(top).model_fields:
+        value = getattr(top, key)
+        mine = getattr(base, key)
+        if key in ("split", "tiers", "speculation"):
+            if value:
+                changed[key] = value
+        elif isinstance(value, dict):
+            changed[key] = {**mine, **value}
+        elif isinstance(value, BaseModel) and isinstance(mine, BaseModel):
+            changed[key] = _over(mine, value)
+        elif value is not None:
+            changed[key] = value
+    return base.model_copy(update=changed)
+
+
+def _read(said: Mapping[str, Any]) -> Policy | None:
+    """The policy in a replay's manifest; null if there is none. What its rows show already is left out: times outside steps,
+    and the ceilings that changed costs and limits."""
+    kept = {k: v for k, v in said.items() if k in Policy.model_fields and k not in ("name", "description", "overheads")}
+    if not kept:
+        return None
+    ceilings = kept.pop("ceilings", None)
+    if isinstance(ceilings, Mapping) and "links" in ceilings:
+        kept["ceilings"] = {"links": ceilings["links"]}
+    try:
+        return Policy.model_validate(_known(Policy, kept) | {"name": _NAME})
+    except ValidationError as e:
+        where = ".".join(str(x) for x in e.errors()[0]["loc"])
+        raise InputError(f"The policy in the replay's manifest cannot be read: {where}: {e.errors()[0]['msg']}.") from None
+
+
+def _known(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that are numbers only, not a policy file's (``watermark_tokens``)."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            continue
+        inner = field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) else None
+        if key == "split":
+            inner = Split
+        found[key] = _known(inner, value) if inner is not None and isinstance(value, Mapping) else value
+    return found
