@@ -115,10 +115,10 @@ class StepCost:
         """Cost of one step in ns. ``prefill_requests`` is taken as 1 where it is not given; a step without work costs 0."""
         if prefill_requests is None:
             prefill_requests = 1 if prefill_tokens else 0
-        held = [np.array([v], dtype=np.int64) for v in (
+        r, t, c, d, e, none = (np.array([v], dtype=np.int64) for v in (
             prefill_requests, prefill_tokens, prefill_context_tokens, decode_requests, decode_context_tokens, 0,
-        )]  # fmt: skip
-        return int(self._cost(_features(*held[:5]), Composition(*held))[0])
+        ))  # fmt: skip
+        return int(self._cost(_features(r, t, c, d, e), Composition(r, t, c, d, e, none))[0])
 
     def cost_ns_array(self, steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Cost of each row of ``steps`` in ns (int64[n]). InputError if the composition of a step is unknown."""
@@ -187,8 +187,8 @@ def features_array(steps: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def composition_of(steps: pl.DataFrame) -> Composition:
     """What each step holds. InputError as :func:`features_array`."""
-    held = _held(steps)
-    return Composition(*held, np.zeros_like(held[0]))
+    r, t, c, d, e = _held(steps)
+    return Composition(r, t, c, d, e, np.zeros_like(t))
 
 
 def _held(steps: pl.DataFrame) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

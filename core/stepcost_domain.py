@@ -61,7 +61,7 @@ class Domain:
         for piece in self._cost.pieces:
             if held is None or piece.seen is None:
                 continue
-            counts = piece.factors(held) > 0
+            counts = piece.factor(held) > 0
             found.append((f"{piece.name}: {piece.inner}", held.variable(piece.inner), counts, piece.seen[:2]))
             if piece.outer != "none":
                 found.append((f"{piece.name}: {piece.outer}", held.variable(piece.outer), counts, piece.seen[2:]))

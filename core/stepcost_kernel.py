@@ -116,9 +116,9 @@ def row_ps(v: np.ndarray, at: int, x: int) -> int:
     """A row of a grid at x: linear between its points, and beyond its ends in the line of the last two."""
     n = v[at]
     if n == 1:
-        return v[at + 2]
+        return int(v[at + 2])
     i = at + 1 + place(v, at + 1, n, x)
-    return between(x, v[i], v[i + 1], v[i + n], v[i + n + 1])
+    return int(between(x, v[i], v[i + 1], v[i + n], v[i + n + 1]))
 
 
 @cached_njit
@@ -126,10 +126,10 @@ def grid_ps(v: np.ndarray, at: int, rows: int, outer: int, inner: int) -> int:
     """A grid at (outer, inner): each of two rows at inner, linear between them; never below 0. ``at``: index in ``v``; the rows'
     places in it count from ``at`` as well."""
     if rows == 1:
-        return max(0, row_ps(v, at + v[at + 1], inner))
+        return max(0, int(row_ps(v, at + v[at + 1], inner)))
     i = place(v, at, rows, outer)
     low, high = row_ps(v, at + v[at + rows + i], inner), row_ps(v, at + v[at + rows + i + 1], inner)
-    return max(0, between(outer, v[at + i], v[at + i + 1], low, high))
+    return max(0, int(between(outer, v[at + i], v[at + i + 1], low, high)))
 
 
 @cached_njit
@@ -189,7 +189,7 @@ def residual(costs: np.ndarray, at: int, draw: int, prefill: bool, decode: bool)
     if n == 0:
         return 0
     i = ((draw // RUN & 0xFFFFF) * n >> 20) + draw % RUN
-    return costs[first + (i if i < n else i % n)]
+    return int(costs[first + (i if i < n else i % n)])
 
 
 @cached_njit

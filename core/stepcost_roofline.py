@@ -10,13 +10,10 @@ from hoptrace.kv import KvGeometry, geometry
 from hoptrace.manifest import Server
 from hoptrace.roofline import Roofline, roofline_of
 from hoptrace.stepcost import StepCost
-from hoptrace.stepcost_table import MILLION, Grid, Piece
+from hoptrace.stepcost_table import DECODE, PROMPT, Grid, Piece
 
 __all__ = ["roofline"]
 
-_EVER = {"prefill_ppm": MILLION, "decode_ppm": MILLION, "mixed_ppm": MILLION}
-_PROMPT = {"prefill_ppm": MILLION, "mixed_ppm": MILLION, "times": "prefill_requests"}
-_DECODE = {"decode_ppm": MILLION, "mixed_ppm": MILLION, "times": "decode_requests"}
 _KNOTS = 8
 _COLLECTIVES = 2
 """All-reduces in a layer: after attention and after the feed-forward part (Megatron-LM, arXiv:1909.08053, figure 4)."""
@@ -110,7 +107,7 @@ def _weights(server: Server, r: Roofline, byte_ps: float) -> tuple[float, list[P
         f"{server.name}: of {experts} experts a step reads those that its tokens are routed to, as if evenly"
         + (f"; {spread} data-parallel ranks, as busy as this one, share them." if spread > 1 else ".")
     )  # fmt: skip
-    piece = Piece(Grid((0,), (points,)), "tokens", name="experts' weights", **_EVER)
+    piece = Piece(Grid((0,), (points,)), "tokens", name="experts' weights")
     return float(server.weight_bytes - routed), [piece], [note]
 
 
@@ -132,13 +129,13 @@ def _windows(g: KvGeometry, kv_ps: float, prompt_pair_ps: float, decode_pair_ps:
     for c in contexts:
         knots = sorted({(max(w - c, 0)) * i // _KNOTS for i in range(_KNOTS + 1)} | {max(w - c, 0) + w})
         rows.append(tuple((t, round(pairs(c, t) * prompt_pair_ps)) for t in knots))
+    prompts, decoders, computed = "prefill_requests", "decode_requests", "attention in windows"
+    steady, attended = Grid(tuple(contexts), tuple(rows)), flat(decode_pair_ps)
     return [
-        Piece(flat(kv_ps), "decoder_context", name="windows read", **_DECODE),
-        Piece(flat(kv_ps), "prompt_context", name="windows read", **_PROMPT),
-        Piece(flat(decode_pair_ps), "decoder_context", side=1, name="attention in windows", **_DECODE),
-        Piece(
-            Grid(tuple(contexts), tuple(rows)), "prompt_tokens", "prompt_context", side=1, name="attention in windows", **_PROMPT
-        ),
+        Piece(flat(kv_ps), "decoder_context", factors=DECODE, times=decoders, name="windows read"),
+        Piece(flat(kv_ps), "prompt_context", factors=PROMPT, times=prompts, name="windows read"),
+        Piece(attended, "decoder_context", factors=DECODE, times=decoders, side=1, name=computed),
+        Piece(steady, "prompt_tokens", "prompt_context", PROMPT, prompts, side=1, name=computed),
     ]
 
 
@@ -161,7 +158,7 @@ def _all_reduce(server: Server, platform: Mapping[str, Any], ranks: int) -> tupl
         points[max(tokens, 0)] = round(times * float(ns) * 1000)
     grid = Grid((0,), (tuple(sorted(points.items())),))
     seen = (min(points), max(points), 0, 0)
-    made = [Piece(grid, "tokens", side=s, seen=seen if s == 0 else None, name="all-reduce", **_EVER) for s in (0, 1)]
+    made = [Piece(grid, "tokens", side=s, seen=seen if s == 0 else None, name="all-reduce") for s in (0, 1)]
     return made, [
         f"{times} all-reduces a step over {ranks} ranks, measured on {platform.get('name') or 'the platform'}, are added."
     ]

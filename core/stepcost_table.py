@@ -15,11 +15,13 @@ import numpy as np
 
 from hoptrace.errors import InputError
 
-__all__ = ["MILLION", "STALL", "TIMES", "VARIABLES", "Composition", "Grid", "Piece", "grid"]
+__all__ = ["DECODE", "EVER", "MILLION", "PROMPT", "STALL", "TIMES", "VARIABLES", "Composition", "Grid", "Piece", "grid"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 MILLION = 1_000_000
+EVER, PROMPT, DECODE = (MILLION, MILLION, MILLION), (MILLION, 0, MILLION), (0, MILLION, MILLION)
+"""Factors of a piece that counts in every step, in those with prompt tokens, in those with decoders."""
 STALL = 1 << 40
 """A residual of that much and more is a stall: so many ns above it, whatever the step holds."""
 
@@ -72,7 +74,8 @@ class Grid:
 
     def packed(self) -> list[int]:
         """As the kernel reads it (:data:`hoptrace.stepcost_kernel.PIECE`)."""
-        head, body = list(self.outer), []
+        head: list[int] = list(self.outer)
+        body: list[int] = []
         for row in self.rows:
             head.append(2 * len(self.outer) + len(body))
             body += [len(row), *(x for x, _ in row), *(ps for _, ps in row)]
@@ -82,11 +85,13 @@ class Grid:
         """Times in ps, int64[n]; never below 0."""
         rows = np.stack([_line(np.array(row, dtype=np.int64), inner) for row in self.rows])
         if len(self.outer) == 1:
-            return np.maximum(rows[0], 0)
+            only: _Ints = np.maximum(rows[0], 0)
+            return only
         knots = np.array(self.outer, dtype=np.int64)
         i = _place(knots, outer)
         each = np.arange(len(outer))
-        return np.maximum(_between(outer, knots[i], knots[i + 1], rows[i, each], rows[i + 1, each]), 0)
+        found: _Ints = np.maximum(_between(outer, knots[i], knots[i + 1], rows[i, each], rows[i + 1, each]), 0)
+        return found
 
 
 def grid(points: Mapping[tuple[int, int], int]) -> Grid:
@@ -109,23 +114,23 @@ class Composition:
     def variable(self, name: str) -> _Ints:
         """One of :data:`VARIABLES`."""
         batch = self.decode_requests + self.extra_tokens
-        prompts = np.maximum(self.prefill_requests, 1)
         if name == "tokens":
             return self.prefill_tokens + batch
         if name in ("prefill_tokens", "prefill_context_tokens"):
-            return getattr(self, name)  # type: ignore[no-any-return]
+            return self.prefill_tokens if name == "prefill_tokens" else self.prefill_context_tokens
         if name == "decode_batch":
             return batch
         if name == "decode_context":
-            return self.decode_context_tokens // np.maximum(batch, 1)
+            return _each(self.decode_context_tokens, batch)
         if name == "decoder_context":
-            return np.where(self.decode_requests > 0, self.decode_context_tokens // np.maximum(self.decode_requests, 1), 0)
+            return _each(self.decode_context_tokens, self.decode_requests)
         if name == "prompt_tokens":
-            return self.prefill_tokens // prompts
+            return _each(self.prefill_tokens, self.prefill_requests)
         if name == "prompt_context":
-            return self.prefill_context_tokens // prompts
+            return _each(self.prefill_context_tokens, self.prefill_requests)
         if name == "prompt_tokens_rms":
-            return np.sqrt(self.prefill_tokens * self.prefill_tokens // prompts).astype(np.int64)
+            squares = _each(self.prefill_tokens * self.prefill_tokens, self.prefill_requests)
+            return np.sqrt(squares).astype(np.int64)
         if name == "sequences":
             return self.prefill_requests + self.decode_requests
         return np.zeros_like(batch)
@@ -137,8 +142,7 @@ class Piece:
 
     Attributes:
         outer, inner: of :data:`VARIABLES`.
-        prefill_ppm, decode_ppm, mixed_ppm: its factor in steps of prompts only, of decoders only, and of both, in millionths; 0:
-            it has no part in those.
+        factors: its factor in steps of prompts only, of decoders only, and of both, in millionths; 0: no part in those.
         times: of :data:`TIMES`.
         side: 0, or 1 for the arithmetic of a roofline.
         seen: least and greatest inner, then outer value that was measured; beyond them is extrapolation. Null: not measured.
@@ -148,9 +152,7 @@ class Piece:
     grid: Grid
     inner: str
     outer: str = "none"
-    prefill_ppm: int = 0
-    decode_ppm: int = 0
-    mixed_ppm: int = 0
+    factors: tuple[int, int, int] = EVER
     times: str = "once"
     side: int = 0
     seen: tuple[int, int, int, int] | None = None
@@ -160,44 +162,57 @@ class Piece:
         for value, allowed in ((self.outer, VARIABLES), (self.inner, VARIABLES), (self.times, TIMES)):
             if value not in allowed:
                 raise InputError(f"A grid of step times knows no {value!r}.", hint=f"It knows {', '.join(allowed)}.")
-        if not all(0 <= f <= 1000 * MILLION for f in (self.prefill_ppm, self.decode_ppm, self.mixed_ppm)):
+        if len(self.factors) != 3 or not all(0 <= f <= 1000 * MILLION for f in self.factors):
             raise InputError("A factor of a grid of step times must lie between 0 and 1000.")
 
-    def factors(self, c: Composition) -> _Ints:
+    def factor(self, c: Composition) -> _Ints:
         """The factor that counts in each step, in millionths."""
         decode, prefill = c.decode_requests + c.extra_tokens > 0, c.prefill_tokens > 0
-        return np.where(decode, np.where(prefill, self.mixed_ppm, self.decode_ppm), self.prefill_ppm * prefill)
+        alone, decoding, mixed = self.factors
+        found: _Ints = np.where(decode, np.where(prefill, mixed, decoding), alone * prefill)
+        return found
 
     def ps(self, c: Composition) -> _Ints:
         """Its part of each step in ps, int64[n]."""
         value = self.grid.at(c.variable(self.outer), c.variable(self.inner))
         if self.times != "once":
             value = value * getattr(c, self.times)
-        factor = self.factors(c)
-        return np.where(factor > 0, value // MILLION * factor + value % MILLION * factor // MILLION, 0)
+        factor = self.factor(c)
+        found: _Ints = np.where(factor > 0, value // MILLION * factor + value % MILLION * factor // MILLION, 0)
+        return found
 
     def head(self, at: int) -> list[int]:
         """The kernel's numbers of it, its grid at ``at``."""
         return [
-            self.side, self.prefill_ppm, self.decode_ppm, self.mixed_ppm, TIMES.index(self.times),
+            self.side, *self.factors, TIMES.index(self.times),
             VARIABLES.index(self.outer), VARIABLES.index(self.inner), len(self.grid.outer), at,
         ]  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; :meth:`from_dict` gives the equal piece back."""
-        d = {name: getattr(self, name) for name in _PLAIN} | {"seen": None if self.seen is None else list(self.seen)}
+        d = {name: getattr(self, name) for name in _PLAIN}
+        d |= {"factors": list(self.factors), "seen": None if self.seen is None else list(self.seen)}
         return {**d, "grid": {"outer": list(self.grid.outer), "rows": [[list(p) for p in row] for row in self.grid.rows]}}
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Piece:
         """The reverse of :meth:`to_dict`; raises what a wrong value raises."""
         rows = tuple(tuple((int(x), int(ps)) for x, ps in row) for row in d["grid"]["rows"])
-        a, b, c, e = d["seen"] if d.get("seen") is not None else (None,) * 4
-        seen = None if a is None else (int(a), int(b), int(c), int(e))
-        return cls(Grid(tuple(int(o) for o in d["grid"]["outer"]), rows), seen=seen, **{n: d[n] for n in _PLAIN if n in d})
+        seen = None
+        if d.get("seen") is not None:
+            least, greatest, outer_least, outer_greatest = (int(v) for v in d["seen"])
+            seen = (least, greatest, outer_least, outer_greatest)
+        alone, decoding, mixed = (int(v) for v in d["factors"])
+        plain = {n: d[n] for n in _PLAIN if n in d}
+        return cls(Grid(tuple(int(o) for o in d["grid"]["outer"]), rows), factors=(alone, decoding, mixed), seen=seen, **plain)
 
 
-_PLAIN = ("inner", "outer", "prefill_ppm", "decode_ppm", "mixed_ppm", "times", "side", "name")
+_PLAIN = ("inner", "outer", "times", "side", "name")
+
+
+def _each(total: _Ints, n: _Ints) -> _Ints:
+    found: _Ints = np.where(n > 0, total // np.maximum(n, 1), 0)
+    return found
 
 
 def _place(knots: _Ints, x: _Ints) -> _Ints:
@@ -206,11 +221,13 @@ def _place(knots: _Ints, x: _Ints) -> _Ints:
 
 def _between(x: _Ints, x0: _Ints, x1: _Ints, y0: _Ints, y1: _Ints) -> _Ints:
     m, n, d = x1 - x0, x - x0, y1 - y0
-    return y0 + d // m * n + d % m * n // m
+    found: _Ints = y0 + d // m * n + d % m * n // m
+    return found
 
 
 def _line(row: _Ints, x: _Ints) -> _Ints:
     if len(row) == 1:
         return np.full(len(x), row[0, 1])
     i = _place(row[:, 0], x)
-    return _between(x, row[i, 0], row[i + 1, 0], row[i, 1], row[i + 1, 1])
+    found: _Ints = _between(x, row[i, 0], row[i + 1, 0], row[i, 1], row[i + 1, 1])
+    return found

@@ -80,7 +80,7 @@ def aiconfigurator(server: Server, platform: str) -> tuple[StepCost, dict[str, A
 def _engine() -> Any:
     try:
         with _quiet():
-            from aiconfigurator_core.sdk.engine import EngineHandle
+            from aiconfigurator_core.sdk.engine import EngineHandle  # type: ignore[import-not-found,unused-ignore]
     except ImportError as e:
         raise EnvironmentProblem(
             f"--cost aiconfigurator needs the package aiconfigurator-core ({_first_line(e)}).",
@@ -111,21 +111,16 @@ def _pieces(handle: Any) -> tuple[Piece, ...]:
     decode_attention = _points(
         _BATCHES, _CONTEXTS, lambda batch, context: handle.mixed_step_breakdown(1, batch, context, 2)[3]
     )  # fmt: skip
-    ends = {"tokens": (0, _TOKENS[-1], 0, 0)}
+    alone, decoding, mixed = (MILLION, 0, 0), (0, MILLION, 0), (0, 0, MILLION)
+    prompt, decode = ("prefill_tokens", "prefill_context_tokens"), ("decode_context", "decode_batch")
     by_prompt, by_decoder = (0, _TOKENS[-1], 0, _PREFIXES[-1]), (1, _CONTEXTS[-1], 1, _BATCHES[-1])
     return (
-        Piece(grid(prompts), "prefill_tokens", "prefill_context_tokens", prefill_ppm=MILLION, seen=by_prompt, name="prompt step"),
-        Piece(grid(decoders), "decode_context", "decode_batch", decode_ppm=MILLION, seen=by_decoder, name="decode step"),
-        Piece(grid(shared), "tokens", mixed_ppm=MILLION, seen=ends["tokens"], name="operators"),
-        Piece(
-            grid(prompt_attention), "prompt_tokens_rms", "prefill_context_tokens", mixed_ppm=MILLION, seen=by_prompt,
-            name="prompt's attention",
-        ),
-        Piece(
-            grid(decode_attention), "decode_context", "decode_batch", mixed_ppm=MILLION, seen=by_decoder,
-            name="decoders' attention",
-        ),
-    )  # fmt: skip
+        Piece(grid(prompts), *prompt, alone, seen=by_prompt, name="prompt step"),
+        Piece(grid(decoders), *decode, decoding, seen=by_decoder, name="decode step"),
+        Piece(grid(shared), "tokens", factors=mixed, seen=(0, _TOKENS[-1], 0, 0), name="operators"),
+        Piece(grid(prompt_attention), "prompt_tokens_rms", prompt[1], mixed, seen=by_prompt, name="prompt's attention"),
+        Piece(grid(decode_attention), *decode, mixed, seen=by_decoder, name="decoders' attention"),
+    )
 
 
 def _points(outer: tuple[int, ...], inner: tuple[int, ...], ms: Callable[[int, int], float]) -> dict[tuple[int, int], int]:

@@ -43,7 +43,7 @@ def on_platform(
     else:
         host = f"Host time is not told apart ({free.why}), so it is scaled with the device's: right only where it is small"
     note = (
-        f"Step cost scaled from {recorded['name']} to {asked['name']} by their rooflines: what memory bounds × {slower[False]:.3f}, "
-        f"what arithmetic bounds × {slower[True]:.3f}. {host}. Not measured on {asked['name']}."
+        f"Step cost scaled from {recorded['name']} to {asked['name']} by their rooflines: what memory bounds "
+        f"× {slower[False]:.3f}, what arithmetic bounds × {slower[True]:.3f}. {host}. Not measured on {asked['name']}."
     )
     return replace(cost, coefficients_ps=scaled, covariance_ps2=None, notes=(note, *cost.notes))

@@ -62,13 +62,13 @@ def _piece(name: str, frame: pl.DataFrame, outer: str, inner: str, by: tuple[str
     alone, other = (inner, outer) if phase == "prompt" else (outer, inner)
     flat = int(frame.group_by(alone).agg(pl.col(other).n_unique())[other].max() or 0) == 1  # type: ignore[arg-type]
     variables = dict(zip((outer, inner), by, strict=True))
-    factor = {"prefill_ppm": MILLION} if phase == "prompt" else {"decode_ppm": MILLION}
+    factors = (MILLION, 0, 0) if phase == "prompt" else (0, MILLION, 0)
     if flat:
         grid, seen = grid_of(name, frame, None, alone)
-        return Piece(grid, variables[alone], seen=seen, name=f"{phase} step", **factor)
+        return Piece(grid, variables[alone], factors=factors, seen=seen, name=f"{phase} step")
     grid, seen = grid_of(name, frame, outer, inner)
-    return Piece(grid, by[1], by[0], seen=seen, name=f"{phase} step", **factor)
+    return Piece(grid, by[1], by[0], factors, seen=seen, name=f"{phase} step")
 
 
 def _mixed(piece: Piece, ppm: int) -> Piece:
-    return replace(piece, mixed_ppm=ppm)
+    return replace(piece, factors=(*piece.factors[:2], ppm))

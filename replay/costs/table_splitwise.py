@@ -39,12 +39,12 @@ def splitwise(name: str, frame: pl.DataFrame, rows: Mapping[str, str]) -> StepCo
     frame = frame.with_columns((pl.col("prompt_size") * pl.col("batch_size")).alias("tokens"))
     pieces = []
     for column, what, factors in (
-        ("prompt_time", "prompt", {"prefill_ppm": MILLION, "mixed_ppm": _MIXED_PPM}),
-        ("token_time", "decode", {"decode_ppm": MILLION}),
+        ("prompt_time", "prompt", (MILLION, 0, _MIXED_PPM)),
+        ("token_time", "decode", (0, MILLION, 0)),
     ):
         times = with_ps(name, frame, column, 1e9)
         grid, seen = grid_of(name, times, None, "tokens", line=beyond == "line")
-        pieces.append(Piece(grid, "tokens", seen=seen, name=f"{what} step", **factors))
+        pieces.append(Piece(grid, "tokens", factors=factors, seen=seen, name=f"{what} step"))
     which = ", ".join(f"{k} {v}" for k, v in said.items())
     return StepCost(
         {},

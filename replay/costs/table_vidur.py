@@ -15,7 +15,7 @@ from hoptrace.manifest import Server
 from hoptrace.replay.costs.table_rows import Measured, chosen, grid_of, numbers, with_ps
 from hoptrace.roofline import rank_count
 from hoptrace.stepcost import StepCost
-from hoptrace.stepcost_table import MILLION, Piece
+from hoptrace.stepcost_table import DECODE, EVER, PROMPT, Piece
 
 __all__ = ["is_vidur", "vidur"]
 
@@ -31,7 +31,6 @@ _HOST = (
     "ray_comm_time_mean",
 )
 _MS = 1e9
-_EVER = {"prefill_ppm": MILLION, "decode_ppm": MILLION, "mixed_ppm": MILLION}
 _RANKS = "num_tensor_parallel_workers"
 _KEYS = ("layers", "tensor_parallel", "n_embd", "n_head", "n_kv_head", "block_size", "model_name", "attention_backend")
 
@@ -75,7 +74,7 @@ def vidur(tables: Sequence[tuple[str, pl.DataFrame]], rows: Mapping[str, str], s
 
     name, frame = found["mlp"]
     mlp, said = chosen(name, frame, {**shape, _RANKS: str(ranks)}, ("n_embd", "n_head", "n_kv_head", _RANKS))
-    pieces = [_piece(_sum(name, mlp, "num_tokens", _LAYER, layers), "operators", ("none", "tokens"), _EVER)]
+    pieces = [_piece(_sum(name, mlp, "num_tokens", _LAYER, layers), "operators", ("none", "tokens"), EVER)]
     hidden = int(said["n_embd"])
 
     name, frame = found["attention"]
@@ -89,11 +88,11 @@ def vidur(tables: Sequence[tuple[str, pl.DataFrame]], rows: Mapping[str, str], s
     saved = "time_stats.attn_kv_cache_save.median"
     if saved in attention.columns:
         pieces.append(
-            _piece(_sum(name, attention, "num_tokens", ("attn_kv_cache_save",), layers), "KV write", ("none", "tokens"), _EVER)
+            _piece(_sum(name, attention, "num_tokens", ("attn_kv_cache_save",), layers), "KV write", ("none", "tokens"), EVER)
         )
     for what, part, by, factors in (
-        ("attn_prefill", prompt, ("prefill_context_tokens", "prompt_tokens_rms"), {"prefill_ppm": MILLION, "mixed_ppm": MILLION}),
-        ("attn_decode", decode, ("decode_batch", "decode_context"), {"decode_ppm": MILLION, "mixed_ppm": MILLION}),
+        ("attn_prefill", prompt, ("prefill_context_tokens", "prompt_tokens_rms"), PROMPT),
+        ("attn_decode", decode, ("decode_batch", "decode_context"), DECODE),
     ):
         outer, inner = ("kv_cache_size", "prefill_chunk_size") if what == "attn_prefill" else ("batch_size", "kv_cache_size")
         part = part.filter(pl.col(f"time_stats.{what}.median").fill_null(0) > 0)
@@ -112,8 +111,8 @@ def vidur(tables: Sequence[tuple[str, pl.DataFrame]], rows: Mapping[str, str], s
     return StepCost({}, "table", pieces=tuple(pieces), notes=(note, *notes))
 
 
-def _piece(measured: Measured, name: str, by: tuple[str, str], factors: Mapping[str, int]) -> Piece:
-    return Piece(measured.grid, by[1], by[0], seen=measured.seen, name=name, **factors)
+def _piece(measured: Measured, name: str, by: tuple[str, str], factors: tuple[int, int, int]) -> Piece:
+    return Piece(measured.grid, by[1], by[0], factors, seen=measured.seen, name=name)
 
 
 def _sum(name: str, frame: pl.DataFrame, by: str, operators: Sequence[str], layers: int) -> Measured:
@@ -141,7 +140,7 @@ def _all_reduce(found: Mapping[str, tuple[str, pl.DataFrame]], ranks: int, layer
     if not frame.height:
         raise InputError(f"{name} has no all_reduce of {ranks} ranks in one node.")
     times = with_ps(name, frame, "time_stats.all_reduce.median", _MS * layers * 2)
-    return _piece(grid_of(name, times, None, "tokens"), "all_reduce", ("none", "tokens"), _EVER)
+    return _piece(grid_of(name, times, None, "tokens"), "all_reduce", ("none", "tokens"), EVER)
 
 
 def _host(table: tuple[str, pl.DataFrame], rows: Mapping[str, str], ranks: int) -> Piece:
@@ -150,7 +149,7 @@ def _host(table: tuple[str, pl.DataFrame], rows: Mapping[str, str], ranks: int) 
     frame, _ = chosen(name, frame, pick, ("tensor_parallel_degree", "model_name"))
     columns = [c for c in _HOST if c in frame.columns]
     frame = numbers(name, frame, ("batch_size",)).with_columns(pl.sum_horizontal(columns).alias("_sum"))
-    return _piece(grid_of(name, with_ps(name, frame, "_sum", _MS), None, "batch_size"), "host", ("none", "sequences"), _EVER)
+    return _piece(grid_of(name, with_ps(name, frame, "_sum", _MS), None, "batch_size"), "host", ("none", "sequences"), EVER)
 
 
 def _layers(rows: Mapping[str, str], server: Server | None) -> int:
