@@ -59,7 +59,7 @@ def load(w: World, r: Request, e: Engine, device: Hits, found: Found, now: int) 
     e.kv.admit(r, device, found.end)
     w.number_load(r)
     e.loading[r.number] = r
-    r.found, r.loaded = len(device.blocks), True
+    r.offered = len(device.blocks) + sum(len(b) for b in found.blocks)
     r.first("load_start_ns", now)
     found_tokens = list(found.tokens)
     if found.end == r.whole:
@@ -73,6 +73,7 @@ def load(w: World, r: Request, e: Engine, device: Hits, found: Found, now: int) 
         if not blocks:
             continue
         r.pending += 1
+        r.used.update(blocks)
         w.tiers.hold(level, blocks, e.index, 1)
         e.reading.update(dict.fromkeys(blocks, r.number))
         w.network.start(

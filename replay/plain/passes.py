@@ -236,7 +236,6 @@ class Pass:
             return False
         e.kv.admit(r, hits, hits.tokens + rest)
         r.computed = hits.tokens
-        r.found, r.loaded = len(hits.blocks), False
         if e.slots is not None:
             e.slots.take(r, slot)
         if r.row[ROW["cached_tokens"]] < 0:

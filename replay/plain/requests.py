@@ -37,8 +37,9 @@ class Request:
 
     __slots__ = (
         "arrival_ns", "coming", "computed", "decode_at", "decoding", "driven_out", "emitted", "ends", "engine", "entered",
-        "found", "generated", "handed", "ids", "joined", "key", "load_seq", "loaded", "number", "output_tokens", "padding",
+        "generated", "handed", "ids", "joined", "key", "load_seq", "number", "offered", "output_tokens", "padding",
         "pending", "prompt_step", "prompt_tokens", "rest", "row", "run", "session", "share", "started", "streaming", "streams",
+        "used",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: int, output: int, ids: list[int], ends: list[int], session: int, key: int) -> None:
@@ -61,8 +62,8 @@ class Request:
         self.decode_at = -1  # the decode engine chosen for it
         self.handed = False  # its prompt was computed on a prefill engine
         self.joined = False  # it is in the decode engine's queue, or was
-        self.found = 0  # units found on the device when it was last admitted
-        self.loaded = False  # whether it then loaded others from tiers
+        self.offered = 0  # its first unit that the first tier was not offered yet
+        self.used: set[int] = set()  # blocks that it put into tiers, found there, or read from there
         self.load_seq = -1  # when its load began, among all loads
         self.pending = 0  # transfers under way for it
         self.streaming = False  # per layer: it has room on the decode engine and sends while it computes

@@ -31,8 +31,9 @@ def try_step(w: World, e: Engine, now: int) -> None:
         if p.scheduled() or not p.victims:
             break
         _drop_padding(e, now)
-    stored = _write_tiers(w, e, now)
-    if p.scheduled():
+    scheduled = p.scheduled()
+    stored = _write_tiers(w, e, now, scheduled)
+    if scheduled:
         begin_streams(w, e, now)
         _begin(w, e, p, stored, now)
     if w.tiers is not None:
@@ -40,19 +41,44 @@ def try_step(w: World, e: Engine, now: int) -> None:
             w.tiers.ended(r, e.index)
 
 
-def _write_tiers(w: World, e: Engine, now: int) -> Stored | None:
-    """What a pass evicts is written back, what its step computes is put into the first tier, for its end to write."""
+def _write_tiers(w: World, e: Engine, now: int, scheduled: bool) -> Stored | None:
+    """What a pass evicts is written back, or what its step computes is put into the first tier, for its end to write."""
     if w.tiers is None:
         return None
     evicted, e.kv.evicted = e.kv.evicted, []
     if w.tiers.specs[0].policy == "back":
-        stored = w.tiers.put(evicted, e)
+        _used(e)
+        stored = w.tiers.put(0, evicted, e)
         w.tiers.send(stored, e, e.steps, now)
         w.tiers.demote(stored, e, e.steps, now)
         return None
-    stored = w.tiers.put([r.ids[unit] for r in e.running if r.share for unit in r.entered], e)
+    if not e.kv.cached:
+        return None
+    stored = Stored()
+    for r in e.running:
+        if r.share:
+            w.tiers.offer(r, _full(r), e, stored)
+    for r in w.finished.get(e.index, ()):
+        w.tiers.offer(r, len(r.ids), e, stored)
+    if not scheduled:
+        w.tiers.hold(0, stored.blocks, e.index, -1)
+        w.tiers.send(stored, e, e.steps, now)
     w.tiers.demote(stored, e, e.steps, now)
     return stored
+
+
+def _full(r: Request) -> int:
+    """Units with ids that a request has when the step has ended."""
+    return sum(end <= r.computed + r.share for end in r.ends)
+
+
+def _used(e: Engine) -> None:
+    """Blocks count as used as if they were written through."""
+    for r in e.running:
+        if r.share:
+            upto = _full(r)
+            r.used.update(r.ids[r.offered : upto])
+            r.offered = max(r.offered, upto)
 
 
 def _begin(w: World, e: Engine, p: Pass, stored: Stored | None, now: int) -> None:
@@ -117,6 +143,7 @@ def end_step(w: World, e: Engine, now: int) -> None:
     step.row[-1] = accepted
     w.rows.add("step", step.row, now)
     if step.stored is not None and w.tiers is not None:
+        w.tiers.hold(0, step.stored.blocks, e.index, -1)
         w.tiers.send(step.stored, e, number, now)
     e.step = None
     _drop_padding(e, now)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Stored"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stored:
-    """What a tier took: how many blocks, of how many tokens, and what it evicted for them, in order."""
+    """Blocks that a tier took (id: tokens), and those that it evicted for them, in order."""
 
-    count: int
-    tokens: int
-    evicted: list[int]
+    blocks: dict[int, int] = field(default_factory=dict)
+    evicted: list[int] = field(default_factory=list)
+
+    def add(self, blocks: dict[int, int], evicted: list[int]) -> None:
+        """It took more."""
+        self.blocks.update(blocks)
+        self.evicted += evicted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from hoptrace.replay.outcome import MOVE_DEMOTE, MOVE_WRITE, UNLIMITED
@@ -18,13 +18,13 @@ __all__ = ["Found", "Tiers"]
 
 
 class _Tier:
-    """One instance of a tier. ``reads``: how many transfers read a block; such a block is not evicted."""
+    """One instance of a tier. ``held``: how many reads and steps need a block to stay; such a block is not evicted."""
 
     def __init__(self, capacity: int | None, order: Eviction) -> None:
         self.capacity = UNLIMITED if capacity is None else capacity
         self.used = 0
         self.there: dict[int, int] = {}  # id: tokens
-        self.reads: dict[int, int] = {}
+        self.held: dict[int, int] = {}
         self.order = order
 
     def touch(self, block: int) -> None:
@@ -32,21 +32,41 @@ class _Tier:
         self.order.remove(block)
         self.order.add(block)
 
-    def put(self, block: int, size: int) -> list[int] | None:
-        """Store a block; what was evicted for it. Null, and nothing done, if it does not fit beside what is being read."""
-        if size > self.capacity - sum(self.there[b] for b in self.reads):
-            return None
-        evicted = []
-        while self.used + size > self.capacity:
-            old = self.order.oldest(self.reads)
-            assert isinstance(old, int)
-            self.order.remove(old)
-            self.used -= self.there.pop(old)
-            evicted.append(old)
-        self.there[block] = size
-        self.used += size
-        self.order.add(block)
+    def put(self, blocks: dict[int, int], offered: Container[int]) -> list[int] | None:
+        """Store blocks (id: tokens) that are not here; what was evicted for them, in order.
+
+        Null, and nothing done, if there is not enough to evict: blocks that are being read or written, and those ``offered``,
+        are not.
+        """
+        want = self.used + sum(blocks.values()) - self.capacity
+        evicted: list[int] = []
+        if want > 0:
+            kept = _Either(self.held, offered)
+            if want > sum(size for b, size in self.there.items() if b not in kept):
+                return None
+            while want > 0:
+                old = self.order.oldest(kept)
+                assert isinstance(old, int)
+                self.order.remove(old)
+                size = self.there.pop(old)
+                self.used -= size
+                want -= size
+                evicted.append(old)
+        for block, size in blocks.items():
+            self.there[block] = size
+            self.used += size
+            self.order.add(block)
         return evicted
+
+
+class _Either:
+    """What is in one of two containers."""
+
+    def __init__(self, a: Container[int], b: Container[int]) -> None:
+        self._a, self._b = a, b
+
+    def __contains__(self, x: object) -> bool:
+        return x in self._a or x in self._b
 
 
 @dataclass(frozen=True)
@@ -91,43 +111,50 @@ class Tiers:
             end, last = r.ends[unit], level
         return Found(tuple(tokens), tuple(tuple(b) for b in blocks), end, last)
 
-    def hold(self, level: int, blocks: tuple[int, ...], engine: int, sign: int) -> None:
-        """A transfer begins (or, −1, has ended) to read blocks."""
-        reads = self._of[level][engine].reads
+    def hold(self, level: int, blocks: Iterable[int], engine: int, sign: int) -> None:
+        """A transfer begins (or, −1, has ended) to read blocks, or a step to compute those that it will write."""
+        held = self._of[level][engine].held
         for block in blocks:
-            reads[block] = reads.get(block, 0) + sign
-            if not reads[block]:
-                del reads[block]
+            held[block] = held.get(block, 0) + sign
+            if not held[block]:
+                del held[block]
 
     def ended(self, r: Request, engine: int) -> None:
         """A request has ended on an engine: the blocks that it used become the youngest, its first one the very youngest."""
         for tier in self._of:
-            for block in reversed(r.ids[r.found if r.loaded else 0 :]):
-                if block in tier[engine].there:
+            for block in reversed(r.ids):
+                if block in r.used and block in tier[engine].there:
                     tier[engine].touch(block)
 
-    def put(self, blocks: list[int], e: Engine) -> Stored:
-        """Put blocks of an engine into the first tier, which may evict others."""
-        return self._put(0, blocks, e.index)
+    def offer(self, r: Request, upto: int, e: Engine, stored: Stored) -> None:
+        """Put the blocks of a request, up to a unit, into the first tier: all that it has not, or none."""
+        tier = self._of[0][e.index]
+        offered = r.ids[r.offered : upto]
+        new = {b: self._sizes[b] for b in offered if b not in tier.there}
+        r.used.update(b for b in offered if b in new or b not in stored.blocks)
+        if new:
+            evicted = tier.put(new, set(offered))
+            if evicted is None:
+                return
+            self.hold(0, new, e.index, 1)
+            stored.add(new, evicted)
+        r.offered = max(r.offered, upto)
 
-    def _put(self, level: int, blocks: list[int], engine: int) -> Stored:
-        tier = self._of[level][engine]
-        count, tokens = 0, 0
-        evicted: list[int] = []
+    def put(self, level: int, blocks: list[int], e: Engine) -> Stored:
+        """Put blocks into a tier one after another; those that do not fit are left out."""
+        tier = self._of[level][e.index]
+        stored = Stored()
         for block in blocks:
-            if block in tier.there:
-                continue
-            gone = tier.put(block, self._sizes[block])
-            if gone is not None:
-                evicted += gone
-                count += 1
-                tokens += self._sizes[block]
-        return Stored(count, tokens, evicted)
+            if block not in tier.there:
+                evicted = tier.put({block: self._sizes[block]}, ())
+                if evicted is not None:
+                    stored.add({block: self._sizes[block]}, evicted)
+        return stored
 
     def send(self, stored: Stored, e: Engine, step: int, now: int) -> None:
         """Start the transfer of what was put into the first tier."""
-        if stored.count:
-            self._start(0, MOVE_WRITE, self.specs[0].write[e.index], stored.tokens, e, step, now)
+        if stored.blocks:
+            self._start(0, MOVE_WRITE, self.specs[0].write[e.index], sum(stored.blocks.values()), e, step, now)
 
     def demote(self, stored: Stored, e: Engine, step: int, now: int) -> None:
         """What the first tier evicted goes to the next, and so on, one transfer each."""
@@ -135,9 +162,9 @@ class Tiers:
             way = spec.demote[e.index] if spec.demote else -1
             if way < 0 or not stored.evicted:
                 return
-            stored = self._put(level, stored.evicted, e.index)
-            if stored.count:
-                self._start(level, MOVE_DEMOTE, way, stored.tokens, e, step, now)
+            stored = self.put(level, stored.evicted, e)
+            if stored.blocks:
+                self._start(level, MOVE_DEMOTE, way, sum(stored.blocks.values()), e, step, now)
 
     def _start(self, level: int, kind: int, way: int, tokens: int, e: Engine, step: int, now: int) -> None:
         self._network.start(
