@@ -9,7 +9,7 @@ from hoptrace.replay import draws
 from hoptrace.replay.compiled import admission, columns, heap, kv, running, runs, slots, store
 from hoptrace.replay.compiled.admission import admit, candidate
 from hoptrace.replay.compiled.columns import (
-    ACCEPTED, AFTER, ALL_VICTIMS, BLOCKED, BUDGET, BUSY, CACHE, CALM, CAPACITY, COST, D_CONTEXT, D_N, D_TOKENS, DECODERS, EXPLICIT,
+    ACCEPTED, AFTER, ALL_VICTIMS, BLOCKED, BUDGET, BUSY, CACHE, CALM, CAPACITY, COST, D_CONTEXT, D_N, D_TOKENS, DECODE_PHASE, EXPLICIT,
     FLAGS, FRONT, GENERATED, HANDED, HEAD, HORIZON, LATE_DECODERS, LEFT, LINK, MIXED, MODE, N_STEPS, NONE, OUTPUT, P_CONTEXT, P_N,
     P_TOKENS, PADS, PADS_CONTEXT, POOL, PREFILL_FIRST, PROPOSED, PROPOSES, QUEUED_DECODE, QUEUED_DECODE_TOKENS, QUEUED_N, QUEUED_TOKENS,
     RUNNING, SEED, SEPARATE, SHARE, SPEC_DRAFT, SPEC_PPM, STATE, STATIC, STEPS, TAIL_FIRST, TAKEN, TOOK_DECODERS, UNFINISHED,
@@ -20,7 +20,7 @@ from hoptrace.replay.compiled.running import ALL, DECODERS_ONLY, PROMPTS_ONLY, a
 from hoptrace.replay.compiled.store import EVICTABLE, FREE
 from hoptrace.replay.draws import MILLION, draw
 from hoptrace.replay.jit import compiled
-from hoptrace.replay.outcome import KV, REQUEST, SLOTS, STEP
+from hoptrace.replay.outcome import DECODE, KV, REQUEST, SLOTS, STEP
 from hoptrace.stepcost_kernel import step_ns
 
 __all__ = ["begin", "end_batch", "write_step"]
@@ -156,7 +156,8 @@ def begin(
         lasts += w.g[SPEC_DRAFT]
     end = now + lasts
     eng[e, BUSY], eng[e, WHEN] = 1, 2 * end
-    eng[e, CALM] = 1 if eng[e, P_N] == 0 and eng[e, SEPARATE] == 0 and eng[e, UNFINISHED] < 0 else 0
+    alike = eng[e, P_N] == 0 and eng[e, SEPARATE] == 0 and eng[e, UNFINISHED] < 0 and eng[e, DECODE_PHASE] == DECODE
+    eng[e, CALM] = 1 if alike else 0
     if end <= w.g[HORIZON]:
         write_step(w.steps, eng, w.caches, w.g[N_STEPS], e, now, end)
         w.g[N_STEPS] += 1

@@ -13,7 +13,7 @@ from hoptrace.compiling import cached_njit
 from hoptrace.replay.compiled import columns
 from hoptrace.replay.compiled.columns import (
     AFTER, AGGREGATED, BLOCK, BOUNDARY, CALENDAR, CLOCK, COMPUTED, COUNTS, DECODE_CONTEXT, DECODERS, DECODING, DUE, DUE_NEXT,
-    FRESH_FIRST, GENERATED, HEAD, LINK, NONE, OUTPUT, PHASE, RING, SEQ, SINCE, STATE,
+    FRESH_FIRST, GENERATED, HEAD, LINK, NONE, OUTPUT, PHASE, PRIVATE, RING, SEQ, SHARED, SINCE, STATE,
 )  # fmt: skip
 from hoptrace.replay.jit import compiled
 
@@ -46,16 +46,23 @@ def aggregate(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int, r: int) -
 
 
 @compiled(columns)
+def _catch_up(s: np.ndarray, r: int, clock: int, block: int) -> None:
+    """What a decoder did while it was aggregated."""
+    passed = clock - s[r, SINCE]
+    s[r, COMPUTED] += passed
+    s[r, GENERATED] += passed
+    s[r, PRIVATE] = (s[r, COMPUTED] + block - 1) // block * block - s[r, SHARED]
+    s[r, STATE] = DECODING
+
+
+@compiled(columns)
 def separate(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int) -> None:
     """Every decoder by itself again, for a step that goes through them one by one."""
     clock = eng[e, CLOCK]
     r = eng[e, HEAD]
     while r >= 0 and eng[e, DECODERS] > 0:
         if s[r, STATE] == AGGREGATED:
-            passed = clock - s[r, SINCE]
-            s[r, COMPUTED] += passed
-            s[r, GENERATED] += passed
-            s[r, STATE] = DECODING
+            _catch_up(s, r, clock, eng[e, BLOCK])
             cal[eng[e, CALENDAR] + (s[r, DUE] & (eng[e, RING] - 1))] = NONE
             cal[s[r, PHASE]] = 0
             eng[e, DECODERS] -= 1
@@ -79,10 +86,7 @@ def due_now(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int) -> int:
             s[r, DUE_NEXT] = rest
             rest = r
         else:
-            passed = clock - s[r, SINCE]
-            s[r, COMPUTED] += passed
-            s[r, GENERATED] += passed
-            s[r, STATE] = DECODING
+            _catch_up(s, r, clock, eng[e, BLOCK])
             cal[s[r, PHASE]] -= 1
             eng[e, DECODERS] -= 1
             eng[e, DECODE_CONTEXT] -= s[r, COMPUTED]

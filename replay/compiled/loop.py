@@ -103,7 +103,7 @@ def _arrive(w: World, r: int, now: int) -> None:
     if g[FROM_ARRIVAL]:
         w.s[r, KEY] += arrival
     if g[ASSIGNED]:
-        e = w.s[r, columns.SLOT]
+        e = w.s[r, columns.EXPECTED]
     else:
         e = g[ROUTED_N] % g[ENTRIES_N]
     g[ROUTED_N] += 1

@@ -8,12 +8,12 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns as c
 from hoptrace.replay.compiled import heap, store
-from hoptrace.replay.outcome import REFUSED, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED, MOVE
+from hoptrace.replay.outcome import DECODE, MOVE, REFUSED, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED
 from hoptrace.replay.plan import EngineSpec, Plan
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost_pack import pack
 
-__all__ = ["ROWS", "prepare", "refused"]
+__all__ = ["ROWS", "ints", "prepare", "refused"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -26,6 +26,12 @@ _ROLES = {"both": c.BOTH, "prefill": c.PREFILL, "decode": c.DECODE_ROLE}
 # Longer blocks than that: every step is gone through one by one.
 _LONGEST_BLOCK = 4096
 _LONGEST_RING = 2048
+
+
+def ints(array: _Ints) -> _Ints:
+    """As the compiled code wants it: one layout, so that it is compiled once."""
+    fit = array.dtype == np.int64 and array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+    return array if fit else np.array(array, dtype=np.int64, order="C")
 
 
 def _limit(value: int | None) -> int:
@@ -86,7 +92,7 @@ def _engines(plan: Plan, work: Workload, separate: bool) -> tuple[_Ints, _Ints]:
         row[c.COUNTS] = at
         at += 1 if explicit else block
         row[c.WHEN] = 2 * c.NEVER
-        row[c.READY] = -c.NEVER
+        row[[c.READY, c.DECODE_PHASE]] = -c.NEVER, DECODE
         row[[c.HEAD, c.TAIL, c.UNFINISHED, c.TAIL_FIRST, c.UNSEEN, c.FRESH_FIRST, c.FRONT]] = c.NONE
         if spec.cache == "slot":
             row[c.FIRST_SLOT] = slots
@@ -152,10 +158,10 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
     session = getattr(work, "session_id", None)
     w = c.World(
         s=s, out=out, nodes=heap.queue_nodes(n), queues=heap.queue_heads(2 * len(eng) + 3), eng=eng,
-        order=np.arange(len(eng), dtype=np.int64), cal=cal, g=g, ptr=work.block_ptr, bid=work.block_id, bend=work.block_end,
-        btok=work.block_tokens, held=np.zeros(len(work.block_id), dtype=np.uint8), caches=caches, head=head,
-        found=np.zeros(longest + 1, dtype=np.int64), slot=slot, costs=pack(plan.costs)[0], work=extra,
-        session=np.full(n, -1, dtype=np.int64) if session is None else session,
+        order=np.arange(len(eng), dtype=np.int64), cal=cal, g=g, ptr=ints(work.block_ptr), bid=ints(work.block_id),
+        bend=ints(work.block_end), btok=ints(work.block_tokens), held=np.zeros(len(work.block_id), dtype=np.uint8), caches=caches, head=head,
+        found=np.zeros(longest + 1, dtype=np.int64), slot=slot, costs=ints(pack(plan.costs)[0]), work=extra,
+        session=np.full(n, -1, dtype=np.int64) if session is None else ints(session),
         steps=np.empty((ROWS, len(STEP)), dtype=np.int64), runs=np.empty((ROWS, len(RUN)), dtype=np.int64),
         moves=np.empty((1, len(MOVE)), dtype=np.int64),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from hoptrace.replay.compiled import columns as c
 from hoptrace.replay.compiled.heap import enqueue
 from hoptrace.replay.compiled.loop import FULL, advance, close
-from hoptrace.replay.compiled.setup import prepare
+from hoptrace.replay.compiled.setup import ints, prepare
 from hoptrace.replay.draws import draw
 from hoptrace.replay.jit import compiled
 from hoptrace.replay.outcome import REFUSED, REQUEST, Outcome, Sink
@@ -24,7 +24,7 @@ _ALONE = {"round_robin": 0, "random": 1, "session": 2}
 
 @compiled(c)
 def _assign(w: c.World, kind: int, entry: np.ndarray) -> None:
-    """Where each request goes, if that depends on nothing that happens: into the column SLOT."""
+    """Where each request goes, if that depends on nothing that happens: into the column EXPECTED."""
     n = entry.size
     i, without = 0, 0
     for r in range(w.s.shape[0]):
@@ -40,7 +40,7 @@ def _assign(w: c.World, kind: int, entry: np.ndarray) -> None:
                 k = without % n
                 without += 1
             i += 1
-        w.s[r, c.SLOT] = entry[k]
+        w.s[r, c.EXPECTED] = entry[k]
 
 
 @compiled(c)
@@ -48,7 +48,7 @@ def _enqueue_arrivals(w: c.World, arrival_ns: np.ndarray, after: np.ndarray, onl
     """Requests that come by themselves go to the router's queue (``only`` ≥ 0: those of that engine)."""
     horizon = w.g[c.HORIZON]
     for r in range(arrival_ns.size):
-        if (after.size == 0 or after[r] < 0) and (only < 0 or w.s[r, c.SLOT] == only):
+        if (after.size == 0 or after[r] < 0) and (only < 0 or w.s[r, c.EXPECTED] == only):
             if arrival_ns[r] <= horizon:
                 w.out[r, _ARRIVAL] = arrival_ns[r]
             enqueue(w.queues, w.nodes, w.g[c.ROUTER_QUEUE], r, arrival_ns[r] + w.g[c.BEFORE_NS], 0, r)
@@ -80,14 +80,14 @@ class _Run:
         """Run all engines, one after another where none touches another."""
         w, plan = self.w, self.plan
         after = getattr(self.work, "after", None)
-        free = np.empty(0, dtype=np.int64) if after is None or not w.g[c.SUCCESSORS] else after
+        free = np.empty(0, dtype=np.int64) if after is None or not w.g[c.SUCCESSORS] else ints(after)
         alone = plan.routing.kind in _ALONE and plan.handover is None and not plan.tiers
         if alone:
             w.g[c.ASSIGNED] = 1
             _assign(w, _ALONE[plan.routing.kind], np.array(plan.entry, dtype=np.int64))
         if alone and not free.size and not w.g[c.CLIENTS]:
             for e in range(len(plan.engines)):
-                _enqueue_arrivals(w, self.work.arrival_ns, free, e)
+                _enqueue_arrivals(w, ints(self.work.arrival_ns), free, e)
                 self.w = w._replace(order=np.array([e], dtype=np.int64))
                 w.eng[e, c.PLACE] = 0
                 self._advance()
@@ -95,7 +95,7 @@ class _Run:
             if w.g[c.CLIENTS]:
                 self._first_clients()
             else:
-                _enqueue_arrivals(w, self.work.arrival_ns, free, -1)
+                _enqueue_arrivals(w, ints(self.work.arrival_ns), free, -1)
             self._advance()
         at = 0
         while at < self.work.n:
