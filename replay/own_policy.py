@@ -87,6 +87,7 @@ _DECIDES = (
     ("routing", "kind", ("routing", "knowledge_age_ms")),
     ("routing", "kind", ("routing", "load_tokens")),
     ("ceilings", "kv", ("kv", "capacity_tokens")),
+    ("ceilings", "prompts", ("batching", "max_batched_tokens")),
     ("ceilings", "limits", ("kv", "capacity_tokens")),
     ("ceilings", "limits", ("batching", "max_sequences")),
     ("ceilings", "limits", ("batching", "max_batched_tokens")),

@@ -150,8 +150,7 @@ def plan_of(
             taken += [words] if i == 0 else []
     if policy.ceilings.prompts is not None:
         priced = [without_prompts(cost) for cost in priced]
-    if policy.ceilings.kv is not None or policy.ceilings.limits is not None:
-        kinds = [replace(k, resolved=_unlimited(policy, k.resolved, work.n)) for k in kinds]
+    kinds = [replace(k, resolved=_unlimited(policy, k.resolved, work.n)) for k in kinds]
     first = kinds[0].resolved
     engines = [
         EngineSpec(
@@ -253,17 +252,19 @@ def _kind(
     server = resolved.on(own)
     if ranks is not None:
         server = server.model_copy(update={"config": {**server.config, "tensor_parallel_size": ranks}})
-    if isinstance(costs, StepCost):
-        known = own.config.get("tensor_parallel_size") or 1
-        if (asked is not None and asked != platform) or (ranks is not None and ranks != known):
-            what = f"platform {asked}" if asked is not None and asked != platform else f"tensor_parallel = {ranks}"
-            raise InputError(
-                f"{what}: the step cost is that of the recorded server, and cannot tell another's.",
-                hint="Use a cost model that knows both: --cost roofline, or aiconfigurator.",
-            )
-        cost = costs
-    else:
-        cost = costs(server, asked)
+    other_ranks = ranks is not None and ranks != (own.config.get("tensor_parallel_size") or 1)
+    other_platform = asked is not None and asked != platform
+    cost = costs if isinstance(costs, StepCost) else costs(server, asked)
+    if (isinstance(costs, StepCost) and (other_platform or other_ranks)) or (other_ranks and cost.origin == "fitted"):
+        what = f"platform {asked}" if other_platform else f"tensor_parallel = {ranks}"
+        raise InputError(
+            f"{what}: the step cost is that of the recorded server, and cannot tell another's.",
+            hint="Use a cost model that knows both: --cost roofline, or aiconfigurator.",
+        )
+    if merged.kv.dtype is not None and merged.kv.dtype != own.kv_dtype and cost.origin == "fitted":
+        notes.append(
+            f"What a step saves or loses with KV of type {merged.kv.dtype} is not in the step cost, which is a fitted one."
+        )
     if ranks is not None and policy.kv.capacity_tokens is None and parts.kv.capacity_tokens is None and resolved.capacity_tokens:
         notes.append(
             f"KV space of {resolved.capacity_tokens:,} tokens is the trace's server's; with {ranks} tensor-parallel ranks it may "
@@ -280,8 +281,15 @@ def _over(base: _P, top: _P) -> _P:
 
 
 def _unlimited(policy: Policy, r: Resolved, n: int) -> Resolved:
-    if policy.ceilings.limits is None:
-        return replace(r, capacity_tokens=None, watermark_tokens=0)
+    """Without the limits that [ceilings] take away."""
+    c = policy.ceilings
+    if c.prompts is not None:
+        # A prompt is one step long however long it is: without a budget it takes only one.
+        r = replace(r, max_batched_tokens=None)
+    if c.kv is not None:
+        r = replace(r, capacity_tokens=None, watermark_tokens=0)
+    if c.limits is None:
+        return r
     places = min(max(n, 1), _MOST_SLOTS if r.cache == "slot" else MOST_SEQUENCES)
     if r.max_sequences is not None:
         places = max(places, r.max_sequences)

@@ -193,7 +193,9 @@ def without_host(
 
 
 def without_prompts(cost: StepCost) -> StepCost:
-    """The step cost with prompt tokens free of charge."""
+    """The step cost with prompt tokens free of charge. InputError if it is looked up whole, prompts and decoders together."""
+    if cost.pieces:
+        raise InputError("The step cost is looked up, so what prompts cost in it cannot be taken away.", hint="Use a fitted one.")
     return replace(
         cost,
         coefficients_ps={k: v for k, v in cost.coefficients_ps.items() if k not in _PROMPT},

@@ -220,6 +220,7 @@ def _ceilings(policy: Policy) -> Iterator[Problem]:
     c = policy.ceilings
     for key, limits in (
         ("kv", (("kv", "capacity_tokens"),)),
+        ("prompts", (("batching", "max_batched_tokens"),)),
         ("limits", (("kv", "capacity_tokens"), ("batching", "max_sequences"), ("batching", "max_batched_tokens"))),
     ):
         if getattr(c, key) is None:

@@ -195,7 +195,9 @@ class Ceilings(Part):
     kv: Literal["infinite"] | None = Field(default=None, description="KV space without a limit.")
     limits: Literal["none"] | None = Field(default=None, description="No limit of places, of tokens a step, or of KV space.")
     prompts: Literal["cached"] | None = Field(
-        default=None, description="Computing prompt tokens costs nothing; the step that yields the first token remains."
+        default=None,
+        description="Computing prompt tokens costs nothing, and a step has room for any of them; the step that yields the "
+        "first token remains.",
     )
     links: Literal["infinite"] | None = Field(default=None, description="Every transfer takes no time at all.")
 
