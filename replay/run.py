@@ -2,99 +2,84 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import polars as pl
-
-from hoptrace.errors import InputError
-from hoptrace.manifest import Manifest, ReplayInfo, Server
+from hoptrace.bulk import BulkWriter
+from hoptrace.errors import HoptraceError
+from hoptrace.manifest import ReplayInfo
 from hoptrace.reader import Trace, open_trace
-from hoptrace.reconstruct import Steps, steps_of
-from hoptrace.replay.cost import choose_cost
-from hoptrace.replay.engine import Served, serve
-from hoptrace.replay.fidelity import COMPOSITION, Comparison, compare
-from hoptrace.replay.overheads import Overheads, overheads
-from hoptrace.replay.policy import Policy, Resolved, load_policy, resolve
-from hoptrace.replay.rows import frames
-from hoptrace.replay.workload import Workload, workload
+from hoptrace.replay.arrivals import Arrivals
+from hoptrace.replay.fidelity import Comparison, compare
+from hoptrace.replay.memory_trace import FramesTrace, Parts
+from hoptrace.replay.notes import basis, changed, compared, drift, noise, refused
+from hoptrace.replay.outcome import REQUEST, UNFINISHED
+from hoptrace.replay.parent import Parent, server_of
+from hoptrace.replay.planning import Planned
+from hoptrace.replay.policy import Policy
+from hoptrace.replay.prepare import Prepared, prepare
+from hoptrace.replay.recorder import Recorder, Submit, coverage
+from hoptrace.replay.rows_manifest import counts, manifest_of
+from hoptrace.replay.setting import Setting
+from hoptrace.replay.simulation import Engine, simulation
+from hoptrace.replay.workload import Workload
 from hoptrace.schema import TABLES
-from hoptrace.stepcost import FEATURES, StepCost, features_array, outside
+from hoptrace.stepcost import StepCost
 from hoptrace.writer import TraceWriter
 
-__all__ = ["FramesTrace", "Replayed", "drift", "predict", "replay", "server_of", "write"]
+__all__ = ["FramesTrace", "Replayed", "basis", "changed", "drift", "noise", "predict", "replay", "run", "server_of", "write"]
 
 Progress = Callable[[str], None]
-_DRIFT = 0.15
-_NOISE = 0.1
-# What a step cost needs to know of a step.
-
-
-class FramesTrace(Trace):
-    """A trace in memory: the same ``table`` and ``manifest`` as one on the disk."""
-
-    def __init__(self, tables: dict[str, pl.DataFrame], manifest: Manifest, name: str) -> None:
-        super().__init__(Path(f"{name}.trace"), manifest)
-        self.frames = tables
-
-    def table(self, name: str) -> pl.LazyFrame:
-        """All rows of a table; see :meth:`hoptrace.reader.Trace.table`."""
-        if name in self.frames:
-            return self.frames[name].lazy()
-        empty = pl.from_arrow(TABLES[name].arrow.empty_table())
-        assert isinstance(empty, pl.DataFrame)
-        return empty.lazy()
-
-    def has(self, name: str) -> bool:
-        """Whether the table holds any row."""
-        return name in self.frames and self.frames[name].height > 0
+Fraction_ = Callable[[float], None]
+# Tokens of a replay that is only compared and not kept: more go to the disk.
+_HELD_TOKENS = 20_000_000
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replay in memory.
+    """A replay.
 
     Attributes:
-        trace: its tables and its manifest.
+        trace: its tables and its manifest, in memory or on the disk.
         own: the trace under its own policy against what was observed: the error of the method; null if nothing was observed.
+        own_recorded: the same with the recorded arrivals, where ``own`` has others.
         against: this replay against what was observed: what the policy changes, the method's error included; null likewise.
         change: this replay against the one under the trace's own policy, over the requests that both serve; null likewise.
-        cost: the step cost.
+        cost: the step cost (of the first engine).
+        arrivals: how requests arrived, and why so.
+        requests: how many ended how: done, refused, unfinished, not_arrived.
+        traffic: sums over the moves of KV.
     """
 
-    trace: FramesTrace
+    trace: Trace
     own: Comparison | None
+    own_recorded: Comparison | None
     against: Comparison | None
     change: Comparison | None
     cost: StepCost
+    arrivals: Arrivals
+    requests: dict[str, int]
+    traffic: list[dict[str, Any]]
 
 
-def replay(
-    trace: Trace,
-    policy: Policy | str | Path,
-    *,
-    out: Path | str,
-    cost: StepCost | str | None = None,
-    platform: str | None = None,
-    seed: int = 0,
-    rate: Fraction | float = 1,
-    progress: Progress | None = None,
-) -> Trace:
-    """Replay ``trace`` under ``policy`` and write the result as the trace ``out``; see :func:`predict`.
+def replay(trace: Trace, policy: Policy | str | Path, *, out: Path | str, **options: Any) -> Trace:
+    """Replay ``trace`` under ``policy`` and write the result as the trace ``out``; options as for :func:`run`."""
+    return run(trace, policy, out=out, **options).trace
 
-    Raises:
-        UsageError: ``out`` is there already, or an option is wrong.
-        InputError: the trace does not tell what a replay needs.
-        EnvironmentProblem: the disk refuses.
-    """
-    return write(predict(trace, policy, cost=cost, platform=platform, seed=seed, rate=rate, progress=progress), out)
+
+def predict(trace: Trace, policy: Policy | str | Path, **options: Any) -> Replayed:
+    """Replay ``trace`` under ``policy`` in memory; options as for :func:`run`."""
+    return run(trace, policy, out=None, **options)
 
 
 def write(result: Replayed, out: Path | str) -> Trace:
-    """Write a replay as the trace ``out``."""
+    """Write a replay that is in memory as the trace ``out``."""
+    assert isinstance(result.trace, FramesTrace)
     with TraceWriter(out, result.trace.manifest.model_copy(deep=True), background=False) as writer:
         for name, frame in result.trace.frames.items():
             if frame.height:
@@ -102,236 +87,190 @@ def write(result: Replayed, out: Path | str) -> Trace:
     return open_trace(out)
 
 
-def predict(
+def run(
     trace: Trace,
     policy: Policy | str | Path,
     *,
+    out: Path | str | None = None,
     cost: StepCost | str | None = None,
     platform: str | None = None,
+    model: str | None = None,
+    recorded_on: str | None = None,
     seed: int = 0,
-    rate: Fraction | float = 1,
+    rate: Fraction | float | str = 1,
+    arrivals: str | None = None,
+    until: str | int | None = None,
+    tokens: bool = True,
+    check: bool = True,
+    engine: Engine = "compiled",
     progress: Progress | None = None,
+    fraction: Fraction_ | None = None,
 ) -> Replayed:
-    """Replay ``trace`` under ``policy`` in memory.
+    """Replay ``trace`` under ``policy``; as the trace ``out``, or in memory without one.
 
     The trace is first replayed under its own policy and compared with what was observed: that error stands in the manifest of
-    every what-if (law 3). Nothing is drawn at random, so ``seed`` is only kept; the same arguments give the same rows (law 4).
+    every what-if (law 3). The same arguments give the same rows (law 4): what is drawn is drawn by ``seed``.
 
     Args:
         policy: a policy, a preset's name, or a policy file.
-        cost: a step cost, or ``fitted`` (the default), ``roofline`` (with ``platform``), ``fixed:PREFILL_MS,DECODE_MS``.
-        rate: 1.5 for arrivals one and a half times as fast.
-        progress: told what is being done.
+        out: written part by part while the replay runs, so that a long one needs little memory; it appears when it is whole.
+        cost: a step cost, or its name as for the command line; null: fitted, or a roofline where there are no steps.
+        platform, model: names or files. recorded_on: the platform that the trace was recorded on, where it does not tell.
+        rate: 1.5 for arrivals one and a half times as fast (and think times as short).
+        arrivals: ``recorded``, ``sessions``, ``closed:N``; null follows the trace.
+        until: nothing happens so long after the first arrival: ns, or ``10m``.
+        tokens: whether to make the rows of `tokens`.
+        check: whether to replay the trace under its own policy too.
+        engine: ``compiled``, or ``plain`` (slow).
+        progress: told what is being done. fraction: told how far it is, 0 to 1, starting anew with each thing.
 
     Raises:
-        UsageError, InputError: see :func:`replay`.
+        UsageError: ``out`` is there already, or an option is wrong.
+        InputError: the trace does not tell what a replay needs, or the policy does not fit it.
+        EnvironmentProblem: the disk refuses; nothing is left then.
     """
     say = progress or (lambda _: None)
-    policy = policy if isinstance(policy, Policy) else load_policy(policy)
-    server = server_of(trace)
-    say("reading the workload")
-    work = workload(trace)
-    say("looking at the recorded steps")
-    seen = steps_of(trace)
-    own_policy = resolve(Policy(name="as-recorded"), server)
-    chosen = resolve(policy, server)
-    say("choosing the step cost")
-    if isinstance(cost, StepCost):
-        step_cost, how = cost, {"kind": cost.origin}
-    else:
-        step_cost, how = choose_cost(cost or "fitted", seen.steps, server, platform)
-    oh = overheads(trace, seen.steps, seen.residency)
-    say("replaying under the trace's own policy")
-    observed = _observed(trace)
-    again = _play(trace, work, own_policy, server, step_cost, oh)[0] if observed else None
-    own = None if again is None else compare(trace, again)
-    say(f"replaying under {policy.name}")
-    result, served = _play(trace, work.at_rate(rate), chosen, server, step_cost, oh)
-    against = compare(trace, result) if observed else None
-    info = ReplayInfo(
-        parent=trace.name,
-        own_policy=None if own is None else own.as_dict(),  # type: ignore[call-arg]  # beside `error`, in full
-        policy={"name": policy.name, "description": policy.description, "changes": policy.changes(), **chosen.as_dict()},
-        cost_model={**how, "step": step_cost.to_dict(), "steps": {"origin": seen.origin, "note": seen.note},
-                    "outside_steps": oh.as_dict()},
-        seed=seed,
-        arrivals="recorded" if rate == 1 else f"recorded, {float(rate):g} times as fast",
-        error=None if own is None else own.errors(),
-        warnings=_warnings(trace, work, chosen, own_policy, served, step_cost, seen, own, against),
+    tell = fraction or (lambda _: None)
+    p = prepare(
+        trace, policy, cost=cost, platform=platform, model=model, recorded_on=recorded_on, seed=seed, rate=rate,
+        arrivals=arrivals, until=until, say=say,
     )  # fmt: skip
-    result.manifest.replay = info
-    result.manifest.title = f"{trace.name} under {policy.name}" + ("" if rate == 1 else f", {float(rate):g} x the rate")
-    change = None if again is None else compare(again, result)
-    return Replayed(result, own, against, change, step_cost)
+    checks = check and p.observed
+    with ExitStack() as stack:
+        again = recorded = None
+        if checks:
+            say("replaying under the trace's own policy")
+            again = _again(p, p.own_work, tokens, engine, tell, stack, "own")
+            if p.own_arrivals.kind != "recorded":
+                say("replaying under the trace's own policy, arrivals as recorded")
+                recorded = _again(p, p.work, tokens, engine, tell, stack, "recorded")
+        own = None if again is None else compare(trace, again)
+        own_recorded = None if recorded is None else compare(trace, recorded)
+        say(f"replaying under {p.policy.name}")
+        manifest = manifest_of(trace.manifest, p.planned.plan, p.planned.servers, p.work.left_out)
+        writer = BulkWriter(out, manifest) if out is not None else None
+        with writer or nullcontext():
+            parts = Parts()
+            s, recorder = _play(p.parent, p.asked_work, p.planned, (writer or parts).submit, tokens, engine, tell)
+            say("writing" if writer is not None else "putting together")
+            result: Trace
+            if writer is None:
+                result = FramesTrace(parts.frames(), manifest, f"{trace.name}-replay")
+            else:
+                result = Trace(writer.settle(), manifest)
+            against = compare(trace, result) if checks else None
+            ended = counts(s, recorder.late)
+            manifest.replay = _info(p, s, recorder, own, own_recorded, against, check)
+            manifest.title = f"{trace.name} under {p.policy.name}" + _how(p.arrivals)
+            if recorder.late:
+                manifest.rows_dropped["requests: not arrived by the horizon"] = recorder.late
+            change = None if again is None else compare(again, result)
+            if writer is not None:
+                result = open_trace(writer.close())
+    first = p.planned.plan.costs[p.planned.plan.engines[0].cost]
+    return Replayed(result, own, own_recorded, against, change, first, p.arrivals, ended, recorder.traffic.as_list())
+
+
+def _how(a: Arrivals) -> str:
+    if a.kind == "closed":
+        return f", {a.label}"
+    return "" if a.rate == 1 else f", {float(a.rate):g} x the rate"
+
+
+def _again(p: Prepared, work: Workload, tokens: bool, engine: Engine, tell: Fraction_, stack: ExitStack, name: str) -> Trace:
+    """The trace under its own policy, to be compared: in memory, or a folder that goes when ``stack`` ends."""
+    manifest = manifest_of(p.parent.trace.manifest, p.own.plan, p.own.servers, work.left_out)
+    tokens = tokens and bool(p.parent.vantages)  # ITL is compared only where the trace has it
+    if int(work.output_tokens.sum()) <= _HELD_TOKENS or not tokens:
+        parts = Parts()
+        _play(p.parent, work, p.own, parts.submit, tokens, engine, tell)
+        return FramesTrace(parts.frames(), manifest, f"{p.parent.trace.name}-{name}")
+    folder: AbstractContextManager[str] = tempfile.TemporaryDirectory(prefix="hoptrace-")
+    out = Path(stack.enter_context(folder)) / f"{name}.trace"
+    with BulkWriter(out, manifest) as writer:
+        _play(p.parent, work, p.own, writer.submit, tokens, engine, tell)
+    return open_trace(out)
 
 
 def _play(
-    trace: Trace, work: Workload, policy: Resolved, server: Server, cost: StepCost, oh: Overheads
-) -> tuple[FramesTrace, Served]:
-    served = serve(work, policy, cost, before_ns=oh.before_ns, gap_ns=oh.between_steps_ns)
-    changed = server.model_copy(
-        update={
-            "max_sequences": policy.max_sequences,
-            "max_batched_tokens": policy.max_batched_tokens,
-            "context_tokens": policy.context_tokens,
-            "kv_capacity_tokens": policy.capacity_tokens,
-            "block_size_tokens": policy.block_size_tokens,
-            "prefix_caching": policy.cache is not None,
-            "pid": None,
-            "config": {**{k: v for k, v in server.config.items() if k != "kv_unlimited"}, **policy.as_config()},
-        }
-    )
-    m = trace.manifest
-    manifest = Manifest(
-        origin="replayed",
-        utc_offset_ns=m.utc_offset_ns,
-        servers=[changed],
-        platform=m.platform,
-        imported_from=m.imported_from,
-        rows_dropped={f"requests: {why}": n for why, n in work.left_out.items()},
-    )
-    return FramesTrace(frames(trace, served, changed, oh), manifest, f"{trace.name}-replay"), served
+    parent: Parent, work: Workload, planned: Planned, submit: Submit, tokens: bool, engine: Engine, tell: Fraction_
+) -> tuple[Setting, Recorder]:
+    recorder = Recorder(parent, work, planned.plan, planned.servers, planned.overheads, submit, tokens=tokens)
+    if planned.parts is not None:
+        # Parts of the user's own run in the plain engine only.
+        outcome = simulation("plain")(work, planned.plan, recorder, progress=tell, parts=planned.parts)
+    else:
+        outcome = simulation(engine)(work, planned.plan, recorder, progress=tell)
+    if planned.plan.horizon_ns is None and (outcome.requests[:, REQUEST.index("status")] == UNFINISHED).any():
+        raise HoptraceError("The replay got stuck: a request can neither run nor be refused.", hint="Please report this policy.")
+    tell(0)
+    s = recorder.finish(outcome, tell)
+    tables = [n for n in TABLES if n in ("requests", "stages", "waits") or recorder.rows.get(n)]
+    if tokens:
+        tables.append("tokens")
+    submit("coverage", lambda: coverage(s, tables))
+    return s, recorder
 
 
-def server_of(trace: Trace) -> Server:
-    """The one server that a replay models. InputError if there are several, or several data-parallel ranks."""
-    servers = trace.manifest.servers
-    if len(servers) > 1:
-        names = ", ".join(s.name for s in servers)
-        raise InputError(
-            f"{trace.path} has {len(servers)} servers ({names}); a replay models one.", hint="Capture or import them apart."
-        )
-    ranks = trace.table("steps").select(pl.col("dp_rank").drop_nulls().n_unique()).collect().item()
-    if ranks > 1:
-        raise InputError(f"{trace.path} has {ranks} data-parallel ranks; a replay models one.")
-    return servers[0].model_copy(deep=True) if servers else Server(name="engine")
-
-
-def _observed(trace: Trace) -> bool:
-    """Whether the trace says how long its requests took."""
-    known = pl.col("finish_ns").is_not_null() & pl.col("first_token_ns").is_not_null() & pl.col("error").is_null()
-    return bool(trace.table("requests").select(known.any()).collect().item())
+def _info(
+    p: Prepared,
+    s: Setting,
+    recorder: Recorder,
+    own: Comparison | None,
+    own_recorded: Comparison | None,
+    against: Comparison | None,
+    check: bool,
+) -> ReplayInfo:
+    """What the manifest says of how the replay was made, and how wrong it is."""
+    plan = p.planned.plan
+    cost = plan.costs[plan.engines[0].cost]
+    found: dict[str, Any] = {
+        "own_policy": None if own is None else own.as_dict(),
+        "own_policy_recorded_arrivals": None if own_recorded is None else own_recorded.as_dict(),
+        "arriving": p.arrivals.as_dict(),
+        "requests": counts(s, recorder.late),
+        "traffic": recorder.traffic.as_list(),
+        "until_ns": p.until_ns,
+    }
+    return ReplayInfo(
+        parent=p.parent.trace.name,
+        policy={
+            "name": p.policy.name, "description": p.policy.description, "changes": p.policy.changes(), **p.planned.as_dict(),
+        },
+        cost_model={**p.how, "step": cost.to_dict(), "steps": {"origin": p.seen.origin, "note": p.seen.note},
+                    "outside_steps": p.planned.overheads.as_dict()},
+        seed=plan.seed,
+        arrivals=p.arrivals.label,
+        error=None if own is None else own.errors(),
+        warnings=_warnings(p, recorder, own, against, cost, check),
+        **{k: v for k, v in found.items() if v is not None},
+    )  # fmt: skip
 
 
 def _warnings(
-    trace: Trace,
-    work: Workload,
-    policy: Resolved,
-    own: Resolved,
-    served: Served,
-    cost: StepCost,
-    seen: Steps,
-    error: Comparison | None,
-    against: Comparison | None,
+    p: Prepared, recorder: Recorder, own: Comparison | None, against: Comparison | None, cost: StepCost, check: bool
 ) -> list[str]:
-    found = list(work.notes)
-    found += changed(trace)
-    found += policy.notes
-    if error is not None:
-        found += [f"Error under the trace's own policy: {n}" for n in error.notes]
-        if against is not None:
-            found += [f"What-if against observed: {n}" for n in against.notes if n not in error.notes]
-        found += [f"For the error under the trace's own policy: {n}" for n in own.notes if n not in policy.notes]
-        if cost.origin != "fitted":
-            found.append("The step cost is not the recorded machine's: the error under its own policy holds that difference too.")
-    else:
-        found.append("The trace holds no observed latencies, so the error of this replay is unknown.")
-    if seen.note and cost.origin == "fitted":
-        found.append(seen.note)
+    trace = p.parent.trace
+    found = [*p.work.notes, *changed(trace), *p.planned.notes]
+    if check:
+        found += compared(own, against, cost)
+        if own is not None:
+            found += [f"For the error under the trace's own policy: {n}" for n in p.own.notes if n not in p.planned.notes]
     if cost.origin == "fitted":
-        found += basis(trace, seen)
-    if served.refused.height:
-        reasons = served.refused["error"].to_list()
-        found.append(
-            f"1 request is refused: {reasons[0]}."
-            if len(reasons) == 1
-            else f"{len(reasons)} requests are refused; the first: {reasons[0]}."
-        )
-    if policy.cache is not None:
-        if not len(work.block_id):
+        found += [p.seen.note] if p.seen.note else []
+        found += basis(trace, p.seen)
+    found += refused([recorder.errors[i] for i in sorted(recorder.errors)])
+    if recorder.late:
+        found.append(f"{recorder.late:,} requests had not arrived by the horizon; they have no row.")
+    if any(e.cache is not None for e in p.planned.plan.engines):
+        if not len(p.work.block_id):
             found.append("The trace has no prefix blocks: the prefix cache finds nothing.")
         else:
             found.append("Prefix hits are counted in whole blocks of the trace, and a generated answer is never found again.")
-    if trace.table("requests").select(pl.col("client_slot").is_not_null().any()).collect().item():
-        found.append(
-            "The load was a closed loop; its arrivals are kept as recorded, though another policy would have moved them."
-        )
-    if served.steps.height and cost.domain:
-        features = features_array(served.steps)
-        low, high = features.min(axis=0), features.max(axis=0)
-        found += outside(cost.domain, {f: (int(low[i]), int(high[i])) for i, f in enumerate(FEATURES)})
+    found += p.arrivals.notes
+    found += (said for domain in recorder.domains for said in domain.sentences())
     if cost.origin == "fitted":
         found += noise(cost)
-        found += drift(seen.steps, cost)
+        found += drift(p.seen.steps, cost)
     found += cost.notes
     return list(dict.fromkeys(found))
-
-
-def changed(trace: Trace) -> list[str]:
-    """Whether the server's own configuration changed while it was recorded: what stays as it was is then the first one."""
-    events = trace.table("events").filter(pl.col("kind") == "configuration change").sort("time_ns")
-    details = events.select(pl.col("detail").fill_null("not said what")).collect()["detail"].to_list()
-    if not details:
-        return []
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return [
-        f"The server's configuration changed during the recording ({details[0][:200]}){more}. "
-        "The replay takes the one at its start throughout, and a fitted step cost mixes both: "
-        "the error under the trace's own policy holds that too."
-    ]
-
-
-def basis(trace: Trace, seen: Steps) -> list[str]:
-    """How much of the work a fit rests on, where that is not all: steps of unknown composition, requests that no step shows."""
-    said = []
-    steps = seen.steps.filter(pl.col("pp_rank").fill_null(0) == 0)
-    known = steps.drop_nulls(COMPOSITION)
-    if known.height < steps.height:
-        took, all_took = (int((s["end_ns"] - s["start_ns"]).sum()) for s in (known, steps))
-        share = f", {100 * took / all_took:.0f} % of their time" if all_took > 0 else ""
-        said.append(
-            f"The step cost rests on {known.height} of {steps.height} recorded steps{share}: "
-            "what the others held, or how long they took, is unknown."
-        )
-    finished = trace.table("requests").filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
-    done = finished.select("request", pl.col("output_tokens").fill_null(0)).collect()
-    shown = done.join(seen.residency.select("request").unique(), on="request", how="semi")
-    if shown.height < done.height and seen.residency.height:
-        tokens, all_tokens = int(shown["output_tokens"].sum()), int(done["output_tokens"].sum())
-        share = f" ({100 * tokens / all_tokens:.0f} % of the output tokens)" if all_tokens else ""
-        said.append(
-            f"The recorded steps show {shown.height} of {done.height} finished requests{share}; "
-            "what the others did in them is unknown, so the step cost may be theirs too."
-        )
-    return said
-
-
-def noise(cost: StepCost) -> list[str]:
-    """What the mean cost of a step leaves out: equal steps that took unequal time."""
-    p95 = cost.error.get("p95") if cost.error else None
-    if not isinstance(p95, float) or p95 <= _NOISE:
-        return []
-    return [
-        f"Each step takes its mean time; recorded ones were up to {100 * p95:.0f} % off it (p95). That scatter is not predicted, "
-        "so p95 and p99 of ITL and TPOT come out too short."
-    ]
-
-
-def drift(steps: pl.DataFrame, cost: StepCost) -> list[str]:
-    """Whether equal steps took longer in one quarter of the recording than in another: others used the machine then.
-
-    A replay runs at the recording's mean speed, so the error under the own policy holds this too, most of all in what queued.
-    """
-    frame = steps.drop_nulls(COMPOSITION).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
-    if frame.height < 40:
-        return []
-    took = (frame["end_ns"] - frame["start_ns"]).to_numpy()
-    predicted = cost.cost_ns_array(frame)
-    quarters = [int(took[q].sum()) / max(1, int(predicted[q].sum())) for q in np.array_split(np.arange(len(took)), 4)]
-    spread = max(quarters) / min(quarters) - 1
-    if spread <= _DRIFT:
-        return []
-    return [
-        f"The recorded machine was not steady: equal steps took {100 * spread:.0f} % longer in its slowest quarter than in its "
-        "fastest. A replay runs at the mean speed."
-    ]

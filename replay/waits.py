@@ -2,87 +2,136 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
-from hoptrace.manifest import Server
-from hoptrace.reader import Trace
-from hoptrace.replay import kernel
-from hoptrace.replay.engine import Served
-from hoptrace.replay.overheads import Overheads
+from hoptrace.replay.outcome import REFUSED
+from hoptrace.replay.runlog import RunLog
+from hoptrace.replay.setting import Ints, Setting
+from hoptrace.replay.steplog import REASONS
 
 __all__ = ["waits"]
 
-_ON = {kernel.SLOTS: "slot", kernel.KV: "kv", kernel.BUDGET: "budget"}
+_HAND_OVER = "hand-over"
 
 
-def waits(parent: Trace, served: Served, server: Server, oh: Overheads) -> pl.DataFrame:
-    """Rows of the table `waits`.
+def waits(s: Setting, runs: RunLog, low: int, high: int) -> pl.DataFrame:
+    """Rows of the table `waits`, of the requests ``s.order[low:high]``.
 
-    *message*: received → enqueued, where the parent has such waits, as long as the parent's median. *queue*: on the server,
-    enqueued → ready, as long as the parent's median (a recording shows that time as queueing too: the request holds no place
-    yet); on the running step, ready → start of the first step that could have held the request.
-    *capacity*: from there until it was scheduled, on what was full for most of that time, and while it was preempted; ``count``
-    is the steps waited.
+    *message*: received → enqueued, where the parent has such waits, as long as the parent's median; and from the end of the
+    prompt until the decode engine's queue has the request. *queue*: on the server, enqueued → ready, as long as the parent's
+    median (a recording shows that time as queueing too: the request holds no place yet); on the running step, ready → the first
+    pass that could have taken the request. *transfer*: while it is loaded or handed over and can do nothing else. *capacity*:
+    from there until it was scheduled, on what was full for most of that time, and while it was preempted; ``count`` is the steps
+    waited. Those who still wait at the end wait until then.
     """
-    w = served.work
-    received = w.arrival_ns + oh.arrival_to_received_ns
+    at = s.order[low:high]
+    at = at[(s.column("status", at) != REFUSED) & (s.column("routed_ns", at) >= 0)]
+    oh = s.overheads
+    arrival, engine = s.column("arrival_ns", at), s.column("engine", at)
+    received = arrival + oh.arrival_to_received_ns
     enqueued = received + oh.received_to_enqueued_ns
-    first_seen, scheduled = (served.of_request[c].to_numpy() for c in ("first_seen_ns", "scheduled_ns"))
-    message = parent.table("waits").filter(pl.col("kind") == "message").select(pl.col("on").drop_nulls().first()).collect()
+    ready = s.column("routed_ns", at)
+    number = s.work.request[at]
+    here = engine >= 0
     parts = [
-        _rows(w.request, enqueued, served.ready_ns, "queue", "server", "assumed"),
-        _rows(w.request, served.ready_ns, first_seen, "queue", "step", "derived"),
-        _full(served, first_seen, scheduled),
-        _preempted(served),
+        _rows(s, number, engine, enqueued, ready, "queue", "server", "assumed"),
+        *_stay(s, at[here], "engine", ready[here], "first_seen_ns", "scheduled_ns", "load_start_ns", "load_end_ns"),
+        *_handed_over(s, at),
+        _preempted(s, runs, low, high),
     ]
-    if message.height and message["on"][0] is not None:
-        parts.append(_rows(w.request, received, enqueued, "message", message["on"][0], "assumed"))
-    return pl.concat(parts, how="diagonal").with_columns(pl.lit(server.name).alias("server")).sort("start_ns", "request", "kind")
+    if s.parent.message_on is not None:
+        parts.append(_rows(s, number, engine, received, enqueued, "message", s.parent.message_on, "assumed"))
+    return pl.concat([p for p in parts if p.height], how="diagonal") if any(p.height for p in parts) else parts[0]
 
 
-def _rows(request: np.ndarray, start: np.ndarray, end: np.ndarray, kind: str, on: str, basis: str) -> pl.DataFrame:
-    frame = pl.DataFrame({"request": request, "start_ns": start, "end_ns": end})
-    return frame.filter(pl.col("end_ns") > pl.col("start_ns")).with_columns(
-        pl.lit(kind).alias("kind"), pl.lit(on).alias("on"), pl.lit(1).cast(pl.Int64).alias("count"), pl.lit(basis).alias("basis")
-    )
+def _handed_over(s: Setting, at: Ints) -> list[pl.DataFrame]:
+    """From the end of the prompt on the prefill engine until the decode engine takes the request up."""
+    at = at[(s.column("decode_engine", at) >= 0) & (s.column("prefill_end_ns", at) >= 0)]
+    if not len(at):
+        return []
+    number, engine = s.work.request[at], s.column("decode_engine", at)
+    over, queued = s.column("prefill_end_ns", at), s.column("decode_queued_ns", at)
+    begin, end = s.column("handover_start_ns", at), s.column("handover_end_ns", at)
+    until = np.where(queued >= 0, queued, s.outcome.end_ns)
+    # Arranging and sending may overlap (push): what ends later is what it waits for.
+    sent_later = (begin >= 0) & (end > until)
+    arranged = np.where(sent_later, np.clip(begin, over, until), until)
+    parts = [_rows(s, number, engine, over, arranged, "message", _HAND_OVER, "derived")]
+    there = queued >= 0
+    early = there & sent_later & (begin < queued)
+    late = np.minimum(end, queued)
+    parts.append(_rows(s, number[early], engine[early], arranged[early], late[early], "transfer", "kv", "derived"))
+    rest = at[there]
+    parts += _stay(
+        s, rest, "decode_engine", queued[there], "decode_seen_ns", "decode_scheduled_ns", "handover_start_ns", "handover_end_ns"
+    )  # fmt: skip
+    return parts
 
 
-def _full(served: Served, first_seen: np.ndarray, scheduled: np.ndarray) -> pl.DataFrame:
-    """Waiting though the engine looked: on slots, KV or the token budget, whichever was full for most of the time."""
-    start = served.steps["start_ns"].to_numpy()
-    reason = served.steps["blocked_by"].to_numpy()
-    lasted = np.diff(start, append=served.steps["end_ns"].to_numpy()[-1:])
-    a, b = np.searchsorted(start, first_seen), np.searchsorted(start, scheduled)
-    times = []
-    for code in _ON:
-        total = np.concatenate([[0], np.cumsum(np.where(reason == code, lasted, 0))])
-        times.append(total[b] - total[a])
-    most = np.argmax(np.stack(times), axis=0)
-    frame = pl.DataFrame(
-        {
-            "request": served.work.request,
-            "start_ns": first_seen,
-            "end_ns": scheduled,
-            "on": pl.Series(np.array(list(_ON.values()))[most], dtype=pl.String),
-            "count": b - a,
-        }
-    )
-    return frame.filter(pl.col("end_ns") > pl.col("start_ns")).with_columns(
-        pl.lit("capacity").alias("kind"), pl.lit("derived").alias("basis")
-    )
+def _stay(s: Setting, at: Ints, engine: str, ready: Ints, seen: str, scheduled: str, begin: str, end: str) -> list[pl.DataFrame]:
+    """In a queue from ``ready``: on the running step until it was seen, then on capacity; a transfer between ``begin`` and
+    ``end`` splits that in two."""
+    if not len(at):
+        return []
+    number, e = s.work.request[at], s.column(engine, at)
+    goes = s.column(scheduled, at)
+    goes = np.where(goes >= 0, goes, s.outcome.end_ns)
+    looked = s.column(seen, at)
+    looked = np.clip(np.where(looked >= 0, looked, goes), ready, goes)
+    t0, t1 = s.column(begin, at), s.column(end, at)
+    moved = (t0 >= 0) & (np.where(t1 >= 0, t1, s.outcome.end_ns) > ready)
+    t0 = np.where(moved, np.clip(t0, ready, goes), goes)
+    t1 = np.where(moved, np.clip(np.where(t1 >= 0, t1, goes), t0, goes), goes)
+    looked = np.minimum(looked, t0)
+    parts = [
+        _rows(s, number, e, ready, looked, "queue", "step", "derived"),
+        *_full(s, number, e, looked, t0),
+        _rows(s, number, e, t0, t1, "transfer", "kv", "derived"),
+    ]
+    if moved.any():
+        number, e, t1, goes = (x[moved] for x in (number, e, t1, goes))
+        next_step = s.steps.first_from(e, t1)
+        again = np.minimum(np.maximum(s.steps.start_of(e, next_step), t1), goes)
+        parts += [_rows(s, number, e, t1, again, "queue", "step", "derived"), *_full(s, number, e, again, goes)]
+    return parts
 
 
-def _preempted(served: Served) -> pl.DataFrame:
-    start = served.steps["start_ns"].to_numpy()
-    runs = served.runs.filter(pl.col("phase") == 3)
-    first, last = runs["first_step"].to_numpy(), runs["last_step"].to_numpy()
-    return pl.DataFrame(
-        {
-            "request": served.work.request[runs["request"].to_numpy()],
-            "start_ns": start[first],
-            "end_ns": start[last + 1],
-            "count": last - first + 1,
-        },
-        schema_overrides={"request": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64, "count": pl.Int64},
-    ).with_columns(pl.lit("capacity").alias("kind"), pl.lit("kv").alias("on"), pl.lit("derived").alias("basis"))
+def _rows(
+    s: Setting, number: Ints, engine: Ints, start: Ints, end: Ints, kind: str, on: str, basis: str, count: Ints | None = None
+) -> pl.DataFrame:
+    keep = end > start
+    columns: dict[str, Any] = {
+        "request": number[keep], "start_ns": start[keep], "end_ns": end[keep], "server": s.servers_of(engine[keep]),
+        "count": np.ones(int(keep.sum()), dtype=np.int64) if count is None else count[keep],
+    }  # fmt: skip
+    frame = pl.DataFrame(columns, schema_overrides=dict.fromkeys(("request", "start_ns", "end_ns", "count"), pl.Int64))
+    return frame.with_columns(pl.lit(kind).alias("kind"), pl.lit(on).alias("on"), pl.lit(basis).alias("basis"))
+
+
+def _full(s: Setting, number: Ints, engine: Ints, start: Ints, end: Ints) -> list[pl.DataFrame]:
+    """Waiting though the engine looked: on slots, KV or the token budget, whichever was full for most of the time; on nothing,
+    where none was."""
+    keep = end > start
+    if not keep.any():
+        return []
+    number, engine, start, end = (x[keep] for x in (number, engine, start, end))
+    first, last = s.steps.first_from(engine, start), s.steps.first_from(engine, end)
+    why, _ = s.steps.stood(engine, first, last)
+    parts = []
+    for code, on in (*REASONS.items(), (0, "step")):
+        of = why == code
+        if of.any():
+            kind = "capacity" if code else "queue"
+            n = np.maximum(last - first, 1)[of]
+            parts.append(_rows(s, number[of], engine[of], start[of], end[of], kind, on, "derived", n))
+    return parts
+
+
+def _preempted(s: Setting, runs: RunLog, low: int, high: int) -> pl.DataFrame:
+    whose, engine, first, last = runs.lost(low, high)
+    start, end = s.steps.start_of(engine, first), s.steps.start_of(engine, last + 1)
+    number = s.work.request[s.order[low:high]][whose]
+    return _rows(s, number, engine, start, end, "capacity", "kv", "derived", last - first + 1)

@@ -334,7 +334,8 @@ def test_extrapolation_is_said(tmp_path: Path) -> None:
     seen = replay(log(tmp_path / "log.trace"), "one-slot", cost=COST, out=tmp_path / "one.trace")
     info = predict(seen, "four-slots").trace.manifest.replay
     assert info is not None
-    assert "decode_requests of 0 to 4 was asked for, 0 to 1 was seen: extrapolated." in info.warnings
+    said = [w for w in info.warnings if w.startswith("decode_requests of 1 to 4 was asked for, 0 to 1 was seen: extrapolated in")]
+    assert len(said) == 1
 
 
 def test_a_machine_that_changes_its_speed_is_noticed(tmp_path: Path) -> None:
@@ -385,15 +386,13 @@ def test_a_configuration_that_changed_during_the_recording_is_said(tmp_path: Pat
 def test_what_cannot_be_replayed_is_refused_in_a_sentence(tmp_path: Path) -> None:
     parent = log(tmp_path / "log.trace")
     # What fails is no remedy: not `fitted`, nor a roofline of an unknown model.
-    with pytest.raises(InputError, match=r"no steps to fit .*\. Use --cost fixed:PREFILL_MS,DECODE_MS, or --cost roofline"):
-        predict(parent, "one-slot")
+    with pytest.raises(InputError, match=r"no steps to fit .*\. Use --cost fixed:PREFILL_MS,DECODE_MS, table:FILE, or --cost roof"):
+        predict(parent, "one-slot", cost="fitted")
     unsized = store(tmp_path / "u.trace", {"requests": parent.table("requests").collect()}, server(weight_bytes=None))
-    with pytest.raises(InputError, match=r"Use --cost fixed:PREFILL_MS,DECODE_MS; .* needs the model's sizes"):
-        predict(unsized, "one-slot")
+    with pytest.raises(InputError, match=r"--cost roofline --model NAME --platform NAME"):
+        predict(unsized, "one-slot", cost="fitted")
     with pytest.raises(UsageError, match="no cost model"):
         predict(parent, "one-slot", cost="guess")
-    with pytest.raises(UsageError, match="needs a platform"):
-        predict(parent, "one-slot", cost="roofline")
     with pytest.raises(UsageError, match="no policy"):
         predict(parent, "none")
     with pytest.raises(UsageError, match="already there"):
@@ -413,5 +412,5 @@ def test_a_roofline_by_platform(tmp_path: Path) -> None:
     slow = predict(log(tmp_path / "log2.trace"), "as-recorded", cost="roofline", platform=str(mine))
     assert summary(slow.trace)["ttft"].mean_ns > summary(out.trace)["ttft"].mean_ns  # type: ignore[operator]
     mine.write_text("flops_per_s = -1\nmemory_bytes_per_s = 1e9\n")
-    with pytest.raises(InputError, match="flops_per_s must be a positive number"):
+    with pytest.raises(InputError, match="flops_per_s must be a number"):
         predict(log(tmp_path / "log3.trace"), "as-recorded", cost="roofline", platform=str(mine))

@@ -1,0 +1,191 @@
+"""What `hoptrace replay` prints of a what-if."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hoptrace.cli.figures import figure, percent_off
+
+if TYPE_CHECKING:
+    from hoptrace.replay.fidelity import Comparison
+    from hoptrace.replay.run import Replayed
+
+__all__ = ["as_dict", "show"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def as_dict(result: Replayed, out: Path) -> dict[str, Any]:
+    """Plain values for ``--json``."""
+    info = result.trace.manifest.replay
+    assert info is not None
+
+    def plain(c: Comparison | None) -> dict[str, Any] | None:
+        return None if c is None else c.as_dict()
+
+    return {
+        "trace": str(out),
+        "policy": info.policy,
+        "cost_model": info.cost_model,
+        "arrivals": {**result.arrivals.as_dict(), "label": result.arrivals.label},
+        "requests": result.requests,
+        "traffic": result.traffic,
+        "own_policy": plain(result.own),
+        "own_policy_recorded_arrivals": plain(result.own_recorded),
+        "against_observed": plain(result.against),
+        "change": plain(result.change),
+        "warnings": info.warnings,
+    }
+
+
+def show(result: Replayed, out: Path, description: str) -> None:
+    """The policy, on what it rests, the figures, and the notes."""
+    from rich.markup import escape
+
+    from hoptrace.cli.console import PlainConsole
+
+    info = result.trace.manifest.replay
+    assert info is not None
+    console = PlainConsole(highlight=False)
+    console.print(f"[bold]{escape(info.policy['name'])}[/bold]  {escape(description)}", soft_wrap=True)
+    for line in (*_policy(info.policy), _servers(result), _cost(info.cost_model), *_assumed(info.cost_model)):
+        console.print(f"  {line}", soft_wrap=True, markup=False)
+    why = f" ({result.arrivals.reason})" if result.arrivals.reason else ""
+    console.print(f"  arrivals: {result.arrivals.label}{why}", soft_wrap=True, markup=False)
+    for line in (*_traffic(result), *_ended(result)):
+        console.print(f"  {line}", soft_wrap=True, markup=False)
+    if result.own is not None and result.against is not None:
+        same = not info.policy["changes"] and result.arrivals.same
+        console.print(_table(result.own, None if same else result.against, None if same else result.change))
+        if not same:
+            console.print(
+                "error: own policy against observed. change: what-if against own policy, like with like.", soft_wrap=True
+            )
+        if result.own_recorded is not None:
+            console.print(_both(result.own, result.own_recorded), soft_wrap=True)
+    else:
+        console.print(_alone(result))
+    for warning in dict.fromkeys(info.warnings):
+        console.print(f"[yellow]note[/yellow] {escape(warning)}", soft_wrap=True)
+    console.print(f"Written: {out}", soft_wrap=True, markup=False)
+
+
+def _policy(policy: dict[str, Any]) -> list[str]:
+    """One line a section."""
+    lines = []
+    for section, values in policy.items():
+        if section in ("name", "description", "changes"):
+            continue
+        if isinstance(values, dict):
+            inner = ", ".join(f"{k} = {_short(v)}" for k, v in values.items())
+            if inner:
+                lines.append(f"{section}: {inner}")
+        elif isinstance(values, list):
+            lines += [f"{section}: {_short(v)}" for v in values]
+    return lines
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_short(v)}" for k, v in value.items()) + "}"
+    return str(value)
+
+
+def _servers(result: Replayed) -> str:
+    servers = result.trace.manifest.servers
+    roles: dict[str, int] = {}
+    for s in servers:
+        role = str(s.config.get("role") or "prefill and decode")
+        roles[role] = roles.get(role, 0) + 1
+    names = ", ".join(f"{n} {'' if n == 1 and len(servers) == 1 else 'for '}{role}" for role, n in roles.items())
+    if len(servers) == 1:
+        return f"servers: 1 ({servers[0].name})"
+    return f"servers: {len(servers)} ({names})"
+
+
+def _cost(model: dict[str, Any]) -> str:
+    fit = model["step"].get("error", {})
+    known = ""
+    if fit and "p50" in fit and "p95" in fit:
+        known = f": a step is predicted to {100 * fit['p50']:.0f} % (median) and {100 * fit['p95']:.0f} % (p95)"
+    platform = model.get("platform")
+    on = platform.get("name") if isinstance(platform, dict) else platform
+    return f"step cost: {model['kind']}{f' of {on}' if on else ''}{known}"
+
+
+def _assumed(model: dict[str, Any]) -> list[str]:
+    found = model.get("assumed")
+    return [f"assumed: {x}" for x in ([found] if isinstance(found, str) else found or [])]
+
+
+def _traffic(result: Replayed) -> list[str]:
+    lines = []
+    for t in result.traffic:
+        what = t["what"] if t["tier"] is None else f"{t['what']} {t['tier']}"
+        mean = t["time_ns"] / t["moves"] / 1e6 if t["moves"] else 0
+        lines.append(f"KV {what}: {_size(t['bytes'])} in {t['moves']:,} moves, {mean:,.2f} ms each on average")
+    return lines
+
+
+def _size(n: int) -> str:
+    value, at = float(n), 0
+    while value >= 1000 and at < len(_UNITS) - 1:
+        value, at = value / 1000, at + 1
+    return f"{value:.0f} {_UNITS[at]}" if at == 0 else f"{value:.1f} {_UNITS[at]}"
+
+
+def _ended(result: Replayed) -> list[str]:
+    r = result.requests
+    words = [f"{r['done']:,} requests done"]
+    words += [f"{r[k]:,} {k.replace('_', ' ')}" for k in ("refused", "unfinished", "not_arrived") if r[k]]
+    return [", ".join(words)]
+
+
+def _table(own: Comparison, against: Comparison | None, change: Comparison | None) -> Any:
+    """Observed, the trace's own policy replayed, and the what-if (if it is another)."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("observed", "own policy", "error", *(("what-if", "change") if against else ())):
+        table.add_column(name, justify="right")
+    for d in own.differences:
+        cells = [
+            figure(d.observed, d.unit),
+            figure(d.predicted, d.unit),
+            percent_off(d.error_pct),
+        ]
+        if against:
+            w = against.get(d.metric, d.statistic).predicted
+            pct = None if change is None else change.get(d.metric, d.statistic).error_pct
+            cells += [figure(w, d.unit), percent_off(pct)]
+        table.add_row(f"{d.metric} {d.statistic}", *cells)
+    return table
+
+
+def _both(own: Comparison, recorded: Comparison) -> str:
+    """The error with the trace's own arrivals, and with the recorded ones."""
+    said = []
+    for m, s in (("ttft", "mean"), ("tpot", "mean"), ("e2e", "mean"), ("e2e", "p95")):
+        a, b = own.get(m, s).error_pct, recorded.get(m, s).error_pct
+        if a is not None and b is not None:
+            said.append(f"{m} {s} {percent_off(a)} ({percent_off(b)})")
+    return "Error under its own policy with these arrivals (with the recorded ones): " + ", ".join(said) + "."
+
+
+def _alone(result: Replayed) -> Any:
+    """The replay's own figures, where nothing was observed to hold them against."""
+    from rich.table import Table
+
+    from hoptrace.metrics import summary
+
+    table = Table(title="What-if", title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("mean", "p50", "p95", "p99"):
+        table.add_column(name, justify="right")
+    s = summary(result.trace)
+    for metric in ("ttft", "itl", "tpot", "e2e", "queue"):
+        values = (getattr(s[metric], f"{x}_ns") for x in ("mean", "p50", "p95", "p99"))
+        table.add_row(metric, *("unknown" if v is None else f"{v / 1e6:,.1f} ms" for v in values))
+    return table

@@ -1,0 +1,131 @@
+"""All that a replay needs before anything is simulated: the work, who waits for whom, the step cost, two plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hoptrace.errors import UsageError
+from hoptrace.manifest import Server
+from hoptrace.reader import Trace
+from hoptrace.reconstruct import Steps, steps_of
+from hoptrace.replay.arrivals import Arrivals, arrange, parse_arrivals
+from hoptrace.replay.cost import Chosen, choose
+from hoptrace.replay.overheads import overheads
+from hoptrace.replay.parent import Parent, observed, parent_of, server_of
+from hoptrace.replay.planning import CostOf, Planned, plan_of
+from hoptrace.replay.policy import Policy, load_policy
+from hoptrace.replay.workload import Workload, parse_rate, workload
+from hoptrace.stepcost import StepCost
+
+__all__ = ["Prepared", "parse_until", "prepare"]
+
+_UNITS = {
+    "ns": 1,
+    "us": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "d": 86400 * 10**9,
+}
+_MOST_NS = 1 << 61
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """``work``: as recorded. ``own_work``, ``own``: as the trace says that it arrived, under its own policy. ``asked_work``,
+    ``planned``: what is asked for. ``how``: what the manifest says of the step cost. ``until_ns``: after the first arrival."""
+
+    parent: Parent
+    policy: Policy
+    seen: Steps
+    observed: bool
+    work: Workload
+    own_work: Workload
+    own_arrivals: Arrivals
+    own: Planned
+    asked_work: Workload
+    arrivals: Arrivals
+    planned: Planned
+    how: dict[str, Any]
+    until_ns: int | None
+
+
+def parse_until(text: str | int | None) -> int | None:
+    """``10m``, ``90s``, ``1.5h`` (or ns as a number) in ns; null is for ever. UsageError if it is no positive time."""
+    if text is None:
+        return None
+    if isinstance(text, int):
+        found = text
+    else:
+        match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*(ns|us|ms|s|min|m|h|d)\s*", text)
+        found = int(Fraction(match[1]) * _UNITS[match[2]]) if match else 0
+    if not 0 < found < _MOST_NS:
+        raise UsageError(f"{str(text)[:40]!r} is not a time.", hint="Write --until 10m (ms, s, m, h, d).")
+    return found
+
+
+def prepare(
+    trace: Trace,
+    policy: Policy | str | Path,
+    *,
+    cost: StepCost | str | None,
+    platform: str | None,
+    model: str | None,
+    recorded_on: str | None,
+    seed: int,
+    rate: Fraction | float | str,
+    arrivals: str | None,
+    until: str | int | None,
+    say: Callable[[str], None],
+) -> Prepared:
+    """See :func:`hoptrace.replay.run.run` for the arguments and what is raised."""
+    policy = policy if isinstance(policy, Policy) else load_policy(policy)
+    fast = parse_rate(rate) if isinstance(rate, str) else Fraction(rate)
+    kind, clients = parse_arrivals(arrivals)
+    until_ns = parse_until(until)
+    server = server_of(trace)
+    say("reading the workload")
+    work = workload(trace)
+    asked_work, how_asked = arrange(work, trace, arrivals, fast)
+    # Recorded arrivals that were asked for are held against themselves; else the trace says what its own are.
+    own_work, how_own = arrange(work, trace, "recorded" if kind == "recorded" else None)
+    say("looking at the recorded steps")
+    seen = steps_of(trace)
+    say("choosing the step cost")
+    outside = overheads(trace, seen.steps, seen.residency)
+
+    def priced(own: Server, on: str | None) -> Chosen:
+        assert not isinstance(cost, StepCost)
+        return choose(
+            cost, seen.steps, own, platform=on or platform, model=model, recorded_on=recorded_on, manifest=trace.manifest
+        )
+
+    if isinstance(cost, StepCost):
+        costs: StepCost | CostOf = cost
+        how: dict[str, Any] = {"kind": cost.origin}
+    else:
+        chosen = priced(server, None)
+        server, how = chosen.server, chosen.how | ({"assumed": list(chosen.notes)} if chosen.notes else {})
+        # What knows the machine is asked for each kind of server; what does not is one for all.
+        several = how["kind"] in ("roofline", "aiconfigurator", "table")
+        costs = (lambda own, on: priced(own, on).cost) if several else chosen.cost
+
+    def plan(p: Policy, w: Workload, **more: Any) -> Planned:
+        return plan_of(
+            p, server=server, work=w, costs=costs, overheads=outside, platform=platform, steps=seen.steps, seed=seed, **more
+        )
+
+    own = plan(Policy(name="as-recorded"), own_work)
+    horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
+    planned = plan(policy, asked_work, clients=clients if kind == "closed" else None, horizon_ns=horizon)
+    return Prepared(
+        parent_of(trace), policy, seen, observed(trace), work, own_work, how_own, own, asked_work, how_asked, planned, how,
+        until_ns,
+    )  # fmt: skip
