@@ -20,7 +20,7 @@ class PathLink:
     """One direction of one link.
 
     Attributes:
-        name: kind and direction (`pcie.d2h`, `nic.tx`, `nvlink.in`, `cxl.write`).
+        name: kind and direction (`pcie.d2h`, `nic.tx`, `peer.in`, `cxl.write`).
         bytes_per_s: of that direction, of all devices or adapters that share the work.
         end: whose it is: the server's at the source, that at the destination, or one for all (``shared``).
         source: whence the rate is. notes: what to know of it.
@@ -58,7 +58,7 @@ def links_of(system: System, m: Mechanism, src: str, dst: str, ranks: int, nics:
         return tuple(_link(system, "pcie", n, e, ranks, keys=keys) for n, e in _pair("pcie.d2h", "pcie.h2d"))
     if "peer_hbm" in ends:
         keys = ("peer_bytes_per_s", *_ATTAINED)  # one peer's share, where the fabric is a mesh
-        return tuple(_link(system, "nvlink", n, e, ranks, keys=keys) for n, e in _pair("nvlink.out", "nvlink.in"))
+        return tuple(_link(system, "peer", n, e, ranks, keys=keys) for n, e in _pair("peer.out", "peer.in"))
     if m.name == "c2c":
         return tuple(_side(system, "c2c", "d2h" if src == "hbm" else "h2d", ranks))
     found: list[PathLink] = []

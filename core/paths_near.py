@@ -173,9 +173,9 @@ def near() -> Iterable[Mechanism]:
         ACCESS["dma"].source,
     )
     yield Mechanism(
-        "nvlink_load_store",
+        "peer_load_store",
         "load_store",
-        "A device loads or stores a peer's memory over the scale-up link, each line after the one before.",
+        "A device loads or stores a peer's memory (NVLink, Infinity Fabric), each line after the one before.",
         "device",
         both(("hbm", "peer_hbm")),
         (Step(LOAD, "peer_load_ns", "line"),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -88,7 +89,7 @@ def _read(kind: type[_T], entry: Any) -> _T | None:
 
 def catalogue() -> dict[str, dict[str, Any]]:
     """All that comes with hoptrace, by name: devices, hosts, network adapters, CXL memory (`kind`), as their files have it."""
-    return {name: data for name, (data, _) in _files().items()}
+    return {name: deepcopy(data) for name, (data, _) in _files().items()}
 
 
 def platforms() -> dict[str, dict[str, Any]]:
@@ -125,7 +126,7 @@ def component(name_or_path: str) -> dict[str, Any]:
         return known[name_or_path]
     path = Path(name_or_path)
     if not path.is_file():
-        near = difflib.get_close_matches(name_or_path, known, n=1) or [k for k in known if k.startswith(name_or_path.lower())]
+        near = [k for k in known if k.startswith(name_or_path.lower())] or difflib.get_close_matches(name_or_path, known, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
     try:

@@ -70,7 +70,7 @@ CONSTANTS: MappingProxyType[str, str] = MappingProxyType({
 
 LINKS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType({
     "pcie": ("bytes_per_s", "attained_bytes_per_s", "both_bytes_per_s", "peer_bytes_per_s"),
-    "nvlink": ("bytes_per_s", "attained_bytes_per_s", "peer_bytes_per_s"),
+    "peer": ("bytes_per_s", "attained_bytes_per_s", "peer_bytes_per_s"),
     "c2c": ("bytes_per_s", "attained_bytes_per_s"),
     "nic": ("bytes_per_s", "attained_bytes_per_s", "together_bytes_per_s"),
     "cxl": ("bytes_per_s", "read_bytes_per_s", "write_bytes_per_s", "gpu_bytes_per_s", "pool_bytes_per_s"),

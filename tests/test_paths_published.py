@@ -2,8 +2,8 @@
 
 What a figure of the catalogue was taken from is no check of it. Taken as *inputs*: Beluga's table 4 (16 KB by a core and by the
 DSA engine), its 750 ns, 7.87 us of synchronisation and bandwidths; gdrcopy's 1-byte and 1 MB reads, its 64-byte and streaming
-writes; the 741 ns of a register read; RDMA with one switch and 2 bytes, and the 0.24 us of a further one; the bandwidths of links;
-vLLM 0.24.0's all-reduce. Everything below is *another* figure. Where ours is out by more than 25 %, the test says by how much.
+writes; the 741 ns of a register read; RDMA with one switch and 2 bytes, and the 0.24 us of a further one; the bandwidths of
+links; vLLM 0.24.0's all-reduce. Everything below is *another* figure. Where ours is out by more than 25 %, it says by how much.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def test_links_by_their_lanes() -> None:
     known = catalogue()
     lanes_of = {"a100-sxm-80gb": (12, 25e9), "h100-sxm-80gb": (18, 25e9), "h200-sxm": (18, 25e9), "b200-sxm": (18, 50e9)}
     for name, (lanes, each) in {**lanes_of, "gb200": (18, 50e9)}.items():
-        assert known[name]["links"]["nvlink"]["bytes_per_s"] == lanes * each
+        assert known[name]["links"]["peer"]["bytes_per_s"] == lanes * each
     for name, data in known.items():
         pcie = data.get("links", {}).get("pcie")
         if pcie:
@@ -209,7 +209,7 @@ def test_links_by_their_lanes() -> None:
     assert [known[n]["links"]["nic"]["bytes_per_s"] for n in ("nic-hdr200", "nic-ndr400", "nic-roce400", "nic-xdr800")] == [
         200e9 / 8, 400e9 / 8, 400e9 / 8, 800e9 / 8
     ]  # fmt: skip
-    assert known["mi300x"]["links"]["nvlink"]["bytes_per_s"] == 7 * known["mi300x"]["links"]["nvlink"]["peer_bytes_per_s"]
+    assert known["mi300x"]["links"]["peer"]["bytes_per_s"] == 7 * known["mi300x"]["links"]["peer"]["peer_bytes_per_s"]
 
 
 def test_all_reduce_of_another_version() -> None:
@@ -229,5 +229,5 @@ def test_all_reduce_never_beats_the_link() -> None:
     all of it; the point that fixes the unit of the source (elements of 2 bytes, not bytes)."""
     for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm"):
         c = collective(system_of(name), 8)
-        link = catalogue()[name]["links"]["nvlink"]["bytes_per_s"]
+        link = catalogue()[name]["links"]["peer"]["bytes_per_s"]
         assert 0.7 * link < c.bytes_per_s < 1.05 * link, name
