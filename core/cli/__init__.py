@@ -29,6 +29,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     "replay": ("replay", "Ask what-if: the same work under another policy."),
     "policies": ("policies", "List the policies there are, or print one as TOML."),
     "platforms": ("platforms", "List the platforms there are, or print one as TOML."),
+    "paths": ("paths", "List the ways that data moves, by hops, or price one on a platform."),
     "report": ("report", "Where the time went, what moved, what coordination cost."),
     "diff": ("diff", "Compare two traces."),
     "app": ("app", "Open the dashboard."),
