@@ -44,8 +44,8 @@ class Model:
 
 
 _OF_A_MODEL = (
-    "vocabulary", "active_parameters", "experts", "experts_per_token", "routed_bytes", "window_tokens", "window_layers", "mla",
-    "kv_lora_latent_size", "kv_layers", "prefill_pair_flop", "decode_pair_flop",
+    "vocabulary", "active_parameters", "intermediate_size", "experts", "experts_per_token", "routed_bytes", "window_tokens",
+    "window_layers", "mla", "kv_lora_latent_size", "kv_layers", "prefill_pair_flop", "decode_pair_flop",
 )  # fmt: skip
 
 

@@ -137,7 +137,11 @@ class Shape:
 
     def server_fields(self) -> dict[str, Any]:
         """Fields of a manifest's :class:`~hoptrace.manifest.Server`, ``config`` among them, for ``model_copy(update=…)``."""
-        config: dict[str, Any] = {"vocabulary": self.vocabulary, "active_parameters": self.active_parameters}
+        config: dict[str, Any] = {
+            "vocabulary": self.vocabulary,
+            "active_parameters": self.active_parameters,
+            "intermediate_size": self.intermediate_size,
+        }
         kv_heads, head_size = self.kv_heads, self.head_size
         if self.experts:
             config |= {"experts": self.experts, "experts_per_token": self.experts_per_token, "routed_bytes": self.routed_bytes}

@@ -37,6 +37,7 @@ class Domain:
         self._ns += int(took.sum())
         ever = np.zeros(steps.height, dtype=bool)
         for name, values, counts, seen in self._axes(steps):
+            self._outside.setdefault(name, 0)
             if not counts.any():
                 continue
             self._seen[name] = seen
@@ -44,7 +45,7 @@ class Domain:
             before = self._asked.get(name, (low, high))
             self._asked[name] = (min(low, before[0]), max(high, before[1]))
             beyond = counts & ((values < seen[0]) | (values > seen[1]))
-            self._outside[name] = self._outside.get(name, 0) + int(beyond.sum())
+            self._outside[name] += int(beyond.sum())
             ever |= beyond
         self._outside_ns += int(took[ever].sum())
 

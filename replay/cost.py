@@ -90,6 +90,7 @@ def choose(
 
         chosen, notes = _model(asked)
         name, said = _platform_name(asked)
+        _refuse_what_does_not_fit(chosen, load_platform(name))
         cost, how = aiconfigurator(chosen, name)
         return _noted(Chosen(cost, how, chosen), notes + said)
     if kind == "fixed":
@@ -171,6 +172,7 @@ def _roofline(asked: _Asked) -> Chosen:
     else:
         name, said = _platform_name(asked)
         platform, notes = load_platform(name), notes + said
+    _refuse_what_does_not_fit(server, platform)
     if told:
         notes += (f"Host time of a step, {host_ns / 1e6:.3f} ms, is the mean of {told} recorded steps.",)
     else:
@@ -178,6 +180,23 @@ def _roofline(asked: _Asked) -> Chosen:
     cost = roofline(server, platform, host_ns=host_ns)
     how = {"kind": "roofline", "platform": dict(platform), "model": server.model, "host_ns": host_ns if told else None}
     return _noted(Chosen(cost, how, server), notes)
+
+
+def _refuse_what_does_not_fit(server: Server, platform: Mapping[str, Any]) -> None:
+    """InputError if the weights are larger than the memory of the devices that share them."""
+    memory = platform.get("memory_bytes")
+    if not isinstance(memory, int | float) or isinstance(memory, bool) or not server.weight_bytes:
+        return
+    sizes = {k: server.config.get(f"{k}_parallel_size") for k in ("tensor", "pipeline", "expert")}
+    tensor, pipeline, expert = (v if type(v) is int and v > 0 else 1 for v in sizes.values())
+    devices = pipeline * max(tensor, expert)
+    if server.weight_bytes > memory * devices:
+        needed = -(-server.weight_bytes // int(memory))
+        raise InputError(
+            f"{server.weight_bytes / 1e9:,.0f} GB of weights do not fit into {devices} {platform.get('name') or 'device'} "
+            f"of {memory / 1e9:,.0f} GB.",
+            hint=f"At least {needed} are needed: --set servers.tensor_parallel={1 << (needed - 1).bit_length()}.",
+        )
 
 
 def _platform_name(asked: _Asked) -> tuple[str, tuple[str, ...]]:

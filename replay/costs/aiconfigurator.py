@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from hoptrace.errors import EnvironmentProblem, InputError
@@ -54,6 +55,9 @@ def aiconfigurator(server: Server, platform: str) -> tuple[StepCost, dict[str, A
     if platform not in SYSTEMS:
         raise InputError(f"aiconfigurator has no data of {platform!r}.", hint=f"It has {', '.join(SYSTEMS)}.")
     model, ranks = _model_name(server), rank_count(server)
+    if not (files("aiconfigurator_core") / "model_configs" / f"{model.replace('/', '--')}_config.json").is_file():
+        # Asked for another, it would fetch the model's configuration from the network.
+        raise InputError(f"aiconfigurator does not come with {model}.", hint="--cost roofline, or a like model: --model NAME.")
     with _quiet():
         try:
             handle = engine.compile(model, SYSTEMS[platform], _BACKEND, tp_size=ranks)

@@ -32,7 +32,18 @@ _HOST = (
 )
 _MS = 1e9
 _RANKS = "num_tensor_parallel_workers"
-_KEYS = ("layers", "tensor_parallel", "n_embd", "n_head", "n_kv_head", "block_size", "model_name", "attention_backend")
+_SHAPE = ("n_embd", "n_head", "n_kv_head", "n_expanded_embd")
+_KEYS = (
+    "layers",
+    "tensor_parallel",
+    "n_embd",
+    "n_head",
+    "n_kv_head",
+    "n_expanded_embd",
+    "block_size",
+    "model_name",
+    "attention_backend",
+)
 
 
 def is_vidur(frame: pl.DataFrame) -> bool:
@@ -70,10 +81,10 @@ def vidur(tables: Sequence[tuple[str, pl.DataFrame]], rows: Mapping[str, str], s
         if kind not in found:
             raise InputError(f"Vidur's profile lacks {kind}.csv.", hint="table:mlp.csv,attention.csv[,all_reduce.csv]")
     layers, ranks = _layers(rows, server), _ranks(rows, server)
-    shape = {k: v for k, v in rows.items() if k in ("n_embd", "n_head", "n_kv_head")} or _shape(server)
+    shape = {k: v for k, v in rows.items() if k in _SHAPE} or _shape(server)
 
     name, frame = found["mlp"]
-    mlp, said = chosen(name, frame, {**shape, _RANKS: str(ranks)}, ("n_embd", "n_head", "n_kv_head", _RANKS))
+    mlp, said = chosen(name, frame, {**shape, _RANKS: str(ranks)}, (*_SHAPE, _RANKS))
     pieces = [_piece(_sum(name, mlp, "num_tokens", _LAYER, layers), "operators", ("none", "tokens"), EVER)]
     hidden = int(said["n_embd"])
 
@@ -171,4 +182,6 @@ def _ranks(rows: Mapping[str, str], server: Server | None) -> int:
 def _shape(server: Server | None) -> dict[str, str]:
     if server is None or not (server.hidden_size and server.heads and server.kv_heads):
         return {}
-    return {"n_embd": str(server.hidden_size), "n_head": str(server.heads), "n_kv_head": str(server.kv_heads)}
+    found = {"n_embd": str(server.hidden_size), "n_head": str(server.heads), "n_kv_head": str(server.kv_heads)}
+    wide = server.config.get("intermediate_size")
+    return found | ({"n_expanded_embd": str(wide)} if type(wide) is int else {})
