@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--nic", metavar="NAME|FILE", help="Its network adapter.")
 @click.option("--expander", metavar="NAME|FILE", help="Its CXL memory.")
 @click.option("--pool", metavar="NAME|FILE", help="Its CXL pool.")
+@click.option("--sources", is_flag=True, help="Name the source of each figure.")
 @click.option("--example", is_flag=True, help="Print the worked example: one start-up routine over one memory after another.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(
@@ -44,6 +45,7 @@ def command(
     nic: str | None,
     expander: str | None,
     pool: str | None,
+    sources: bool,
     example: bool,
     as_json: bool,
 ) -> None:
@@ -57,6 +59,7 @@ def command(
       hoptrace paths
       hoptrace paths --mechanism rdma --bytes 16384 --platform h100-sxm-80gb
       hoptrace paths --from hbm --to dram --bytes 2097152 --pieces 64
+      hoptrace paths -m copy_engine --sources
       hoptrace paths -m copy_engine --platform mine.toml --json
       hoptrace paths --example
     """
@@ -78,7 +81,7 @@ def command(
         mechanism = default_mechanism(system, src, dst)
     name, a, b = _resolve(mechanism, src, dst)
     way = way_of(system, name, a, b, block_bytes=nbytes, pieces=pieces, ranks=ranks, nics=nics, switches=switches)
-    click.echo(json.dumps(_figures(way, system.name, blocks), indent=1) if as_json else _text(way, system.name, blocks))
+    click.echo(json.dumps(_figures(way, system.name, blocks), indent=1) if as_json else _text(way, system.name, blocks, sources))
 
 
 def _resolve(name: str, src: str | None, dst: str | None) -> tuple[str, str, str]:
@@ -179,7 +182,7 @@ def _figures(way: PathCost, platform: str, blocks: int) -> dict[str, Any]:
     }
 
 
-def _text(way: PathCost, platform: str, blocks: int) -> str:
+def _text(way: PathCost, platform: str, blocks: int, sources: bool) -> str:
     from hoptrace.platform_file import CONSTANTS
 
     lines = [
@@ -211,7 +214,8 @@ def _text(way: PathCost, platform: str, blocks: int) -> str:
         f"Hops:      {way.payload_hops:,} with the payload, {way.control_ops:,} control operations a block",
         "",
     ]
-    lines += [f"Source:    {s}" for s in way.sources] + [f"Note:      {n}" for n in way.notes]
+    lines += [f"Note:      {n}" for n in way.notes]
+    lines += [f"Source:    {s}" for s in way.sources] if sources else ["`--sources` names where each figure is from."]
     lines.append("A \" shares the time of the hop above: they were measured together. A core's own copying counts as fixed.")
     return "\n".join(lines)
 
