@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from hoptrace.errors import InputError
-from hoptrace.manifest import Server
 from hoptrace.reader import Trace
 
-__all__ = ["CARRIED", "Parent", "observed", "parent_of", "server_of"]
+__all__ = ["CARRIED", "Parent", "observed", "one_rank", "parent_of"]
 
 CARRIED = (
     "request", "request_id", "session", "parent_request", "think_ns", "client_slot", "tenant", "model", "adapter", "arrival_of",
@@ -71,18 +70,12 @@ def parent_of(trace: Trace) -> Parent:
     )
 
 
-def server_of(trace: Trace) -> Server:
-    """The one server that a replay models. InputError if there are several, or several data-parallel ranks."""
-    servers = trace.manifest.servers
-    if len(servers) > 1:
-        names = ", ".join(s.name for s in servers)
-        raise InputError(
-            f"{trace.path} has {len(servers)} servers ({names}); a replay models one.", hint="Capture or import them apart."
-        )
-    ranks = trace.table("steps").select(pl.col("dp_rank").drop_nulls().n_unique()).collect().item()
-    if ranks > 1:
+def one_rank(trace: Trace) -> None:
+    """InputError if a server of the trace has several data-parallel ranks: a replay models one."""
+    each = trace.table("steps").group_by("server").agg(pl.col("dp_rank").drop_nulls().n_unique().alias("ranks"))
+    ranks = each.select(pl.col("ranks").max()).collect(engine="streaming").item()
+    if ranks is not None and ranks > 1:
         raise InputError(f"{trace.path} has {ranks} data-parallel ranks; a replay models one.")
-    return servers[0].model_copy(deep=True) if servers else Server(name="engine")
 
 
 def observed(trace: Trace) -> bool:

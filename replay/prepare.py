@@ -16,7 +16,8 @@ from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.arrivals import Arrivals, arrange, parse_arrivals
 from hoptrace.replay.cost import Chosen, choose
 from hoptrace.replay.overheads import overheads
-from hoptrace.replay.parent import Parent, observed, parent_of, server_of
+from hoptrace.replay.own_policy import on_top, own_policy
+from hoptrace.replay.parent import Parent, observed, one_rank, parent_of
 from hoptrace.replay.planning import CostOf, Planned, plan_of
 from hoptrace.replay.policy import Policy, load_policy
 from hoptrace.replay.workload import Workload, parse_rate, workload
@@ -90,7 +91,11 @@ def prepare(
     fast = parse_rate(rate) if isinstance(rate, str) else Fraction(rate)
     kind, clients = parse_arrivals(arrivals)
     until_ns = parse_until(until)
-    server = server_of(trace)
+    one_rank(trace)
+    ran = own_policy(trace.manifest)
+    asked = on_top(ran.policy, policy)
+    server = ran.server
+    platform = platform or ran.platform
     say("reading the workload")
     work = workload(trace)
     asked_work, how_asked = arrange(work, trace, arrivals, fast)
@@ -103,28 +108,28 @@ def prepare(
 
     def priced(own: Server, on: str | None) -> Chosen:
         assert not isinstance(cost, StepCost)
-        return choose(
-            cost, seen.steps, own, platform=on or platform, model=model, recorded_on=recorded_on, manifest=trace.manifest
-        )
+        return choose(cost, seen.steps, own, platform=on, model=model, recorded_on=recorded_on, manifest=trace.manifest)
 
     if isinstance(cost, StepCost):
         costs: StepCost | CostOf = cost
-        how: dict[str, Any] = {"kind": cost.origin}
+        own_cost, how = cost, {"kind": cost.origin}
     else:
-        chosen = priced(server, None)
+        chosen = priced(server, platform)
         server, how = chosen.server, chosen.how | ({"assumed": list(chosen.notes)} if chosen.notes else {})
         # What knows the machine is asked for each kind of server; what does not is one for all.
         several = how["kind"] in ("roofline", "aiconfigurator", "table")
-        costs = (lambda own, on: priced(own, on).cost) if several else chosen.cost
+        costs = (lambda own, on: priced(own, on or platform).cost) if several else chosen.cost
+        # What was observed is held against the machine that it was observed on.
+        own_cost = priced(server, None).cost if "recorded_on" in how else chosen.cost
 
-    def plan(p: Policy, w: Workload, **more: Any) -> Planned:
+    def plan(p: Policy, w: Workload, priced: StepCost | CostOf, **more: Any) -> Planned:
         return plan_of(
-            p, server=server, work=w, costs=costs, overheads=outside, platform=platform, steps=seen.steps, seed=seed, **more
+            p, server=server, work=w, costs=priced, overheads=outside, platform=platform, steps=seen.steps, seed=seed, **more
         )
 
-    own = plan(Policy(name="as-recorded"), own_work)
+    own = plan(ran.policy, own_work, costs if "recorded_on" not in how else own_cost)
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
-    planned = plan(policy, asked_work, clients=clients if kind == "closed" else None, horizon_ns=horizon)
+    planned = plan(asked, asked_work, costs, clients=clients if kind == "closed" else None, horizon_ns=horizon)
     return Prepared(
         parent_of(trace), policy, seen, observed(trace), work, own_work, how_own, own, asked_work, how_asked, planned, how,
         until_ns,

@@ -19,7 +19,7 @@ from hoptrace.replay.fidelity import Comparison, compare
 from hoptrace.replay.memory_trace import FramesTrace, Parts
 from hoptrace.replay.notes import basis, changed, compared, drift, noise, refused
 from hoptrace.replay.outcome import REQUEST, UNFINISHED
-from hoptrace.replay.parent import Parent, server_of
+from hoptrace.replay.parent import Parent
 from hoptrace.replay.planning import Planned
 from hoptrace.replay.policy import Policy
 from hoptrace.replay.prepare import Prepared, prepare
@@ -32,7 +32,7 @@ from hoptrace.schema import TABLES
 from hoptrace.stepcost import StepCost
 from hoptrace.writer import TraceWriter
 
-__all__ = ["FramesTrace", "Replayed", "basis", "changed", "drift", "noise", "predict", "replay", "run", "server_of", "write"]
+__all__ = ["FramesTrace", "Replayed", "basis", "changed", "drift", "noise", "predict", "replay", "run", "write"]
 
 Progress = Callable[[str], None]
 Fraction_ = Callable[[float], None]
