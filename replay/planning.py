@@ -28,6 +28,7 @@ from hoptrace.replay.planning_parts import (
 from hoptrace.replay.planning_paths import Machine
 from hoptrace.replay.planning_places import Places, handover_of, tiers_of
 from hoptrace.replay.planning_ways import Ways
+from hoptrace.replay.policy_checks import lacks, problems
 from hoptrace.replay.policy_model import Policy
 from hoptrace.replay.policy_parts import MOST_SEQUENCES, Part
 from hoptrace.replay.policy_places import DecodeRouting, ServerParts
@@ -135,6 +136,8 @@ def plan_of(
     Raises:
         InputError: the parts do not fit together, or something that the plan needs is not known; says what to do.
     """
+    for problem in (*problems(policy), *lacks(policy)):
+        raise InputError(problem.sentence, hint=problem.hint)
     own = server or Server(name="engine")
     notes: list[str] = []
     measured = overheads or Overheads()

@@ -53,6 +53,10 @@ def order_of(resolved: Resolved, work: Workload, cost: StepCost) -> Order:
     if resolved.order == "shortest":
         return Order(key=work.prompt_tokens.astype(np.int64), from_arrival=False)
     if resolved.order == "slack":
+        if not resolved.slo_ttft_ns:
+            raise InputError(
+                'order = "slack" needs batching.slo_ttft_ms: when a first token is due.', hint="Set it beside order."
+            )
         lengths, at = np.unique(work.prompt_tokens, return_inverse=True)
         alone = np.array([cost.cost_ns(prefill_tokens=int(t)) for t in lengths], dtype=np.int64)
         return Order(key=resolved.slo_ttft_ns - alone[at], from_arrival=True)

@@ -11,7 +11,7 @@ from hoptrace.replay.policy_model import Policy
 from hoptrace.replay.policy_parts import Batching, PrefixCache
 from hoptrace.replay.policy_places import DecodeRouting, Routing, Split, Tier
 
-__all__ = ["SHARED", "Problem", "link_names", "problems"]
+__all__ = ["SHARED", "Problem", "lacks", "link_names", "problems"]
 
 SHARED = ("cxl_pool", "remote_dram")
 """Kinds of tier that are one for all servers, if the policy does not say."""
@@ -38,14 +38,37 @@ def problems(policy: Policy) -> Iterator[Problem]:
     yield from _links(policy)
 
 
-def _batching(b: Batching, at: Place) -> Iterator[Problem]:
-    if b.order == "slack" and b.slo_ttft_ms is None:
-        yield Problem(
-            (*at, "order"), 'order = "slack" needs slo_ttft_ms: when a first token is due.', "Set slo_ttft_ms beside it."
-        )
+def lacks(policy: Policy) -> Iterator[Problem]:
+    """What decides nothing without something else, or needs it. Not of a file alone: it goes on top of what a trace ran under."""
+    b, c, r = policy.batching, policy.prefix_cache, policy.routing
     if b.slo_ttft_ms is not None and b.order != "slack":
+        yield _idle("batching", "slo_ttft_ms", 'order = "slack"')
+    if policy.split is None and r.decode is not None:
+        yield Problem(("routing", "decode"), "[routing.decode] without [split]: there are no decode servers.", "Add a [split].")
+    for table, part in (("routing", r), ("routing.decode", r.decode or DecodeRouting())):
+        for key, kind in (("knowledge_age_ms", "kv_use"), ("load_tokens", "prefix_aware")):
+            if getattr(part, key) is not None and part.kind != kind:
+                yield _idle(table, key, f'kind = "{kind}"')
+    for key in ("reuse", "tier_eviction"):
+        if getattr(c, key) is not None and not policy.tiers:
+            yield _idle("prefix_cache", key, "[[tiers]]")
+    if policy.ceilings.links is not None and policy.split is None and not policy.tiers:
         yield Problem(
-            (*at, "slo_ttft_ms"), 'slo_ttft_ms decides nothing without order = "slack".', 'Set order = "slack", or leave it out.'
+            ("ceilings", "links"), "ceilings.links: nothing moves between servers or tiers, so there is nothing to take away.",
+            "Add a [split] or [[tiers]], or leave it out.",
+        )  # fmt: skip
+
+
+def _idle(table: str, key: str, needed: str) -> Problem:
+    return Problem((*table.split("."), key), f"{table}.{key} decides nothing without {needed}.", "Set that, or leave it out.")
+
+
+def _batching(b: Batching, at: Place) -> Iterator[Problem]:
+    if b.slo_ttft_ms is not None and b.order not in (None, "slack"):
+        yield Problem(
+            (*at, "slo_ttft_ms"),
+            f'slo_ttft_ms decides nothing with order = "{b.order}".',
+            'Set order = "slack", or leave it out.',
         )
     if b.mode == "static" and b.chunked_prefill:
         yield Problem(
@@ -67,10 +90,6 @@ def _cache(c: PrefixCache, at: Place) -> Iterator[Problem]:
 def _split(policy: Policy) -> Iterator[Problem]:
     s = policy.split
     if s is None:
-        if policy.routing.decode is not None:
-            yield Problem(
-                ("routing", "decode"), "[routing.decode] without [split]: there are no decode servers.", "Add a [split]."
-            )
         return
     if policy.servers.count is not None:
         yield Problem(
@@ -144,9 +163,6 @@ def _static(policy: Policy) -> Iterator[Problem]:
 
 
 def _tiers(policy: Policy) -> Iterator[Problem]:
-    for key in ("reuse", "tier_eviction"):
-        if getattr(policy.prefix_cache, key) is not None and not policy.tiers:
-            yield Problem(("prefix_cache", key), f"{key} decides nothing without [[tiers]].", "Leave it out, or add a tier.")
     if not policy.tiers:
         return
     if policy.prefix_cache.enabled is False:
@@ -190,16 +206,11 @@ def _routing(policy: Policy) -> Iterator[Problem]:
         parts.append((("routing", "decode"), policy.routing.decode))
     for at, r in parts:
         kind = r.kind or "round_robin"
-        if r.knowledge_age_ms is not None and kind != "kv_use":
-            yield Problem(
-                (*at, "knowledge_age_ms"), f'knowledge_age_ms decides nothing with kind = "{kind}".',
-                'Set kind = "kv_use", or leave it out.',
-            )  # fmt: skip
-        if r.load_tokens is not None and kind != "prefix_aware":
-            yield Problem(
-                (*at, "load_tokens"), f'load_tokens decides nothing with kind = "{kind}".',
-                'Set kind = "prefix_aware", or leave it out.',
-            )  # fmt: skip
+        for key, needed in (("knowledge_age_ms", "kv_use"), ("load_tokens", "prefix_aware")):
+            if getattr(r, key) is not None and r.kind not in (None, needed):
+                yield Problem(
+                    (*at, key), f'{key} decides nothing with kind = "{kind}".', f'Set kind = "{needed}", or leave it out.'
+                )
         if kind == "prefix_aware" and (policy.prefix_cache.enabled is False or policy.prefix_cache.kind == "slot"):
             yield Problem(
                 (*at, "kind"), 'kind = "prefix_aware" needs a prefix cache of kind pool: it looks for blocks.',
@@ -234,11 +245,6 @@ def _ceilings(policy: Policy) -> Iterator[Problem]:
         yield Problem(
             ("ceilings", "host_cost"), "overheads.gap_ms sets what ceilings.host_cost takes away.", "Leave one of them out."
         )
-    if c.links is not None and policy.split is None and not policy.tiers:
-        yield Problem(
-            ("ceilings", "links"), "Nothing moves between servers or tiers, so there is no transfer to take away.",
-            "Add a [split] or [[tiers]], or leave it out.",
-        )  # fmt: skip
     if c.front_cost is not None and (policy.overheads.before_ms is not None or policy.overheads.after_ms is not None):
         yield Problem(
             ("ceilings", "front_cost"), "[overheads] sets what ceilings.front_cost takes away.", "Leave one of them out."

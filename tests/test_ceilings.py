@@ -299,3 +299,34 @@ def test_words() -> None:
     assert c.best == 2.63
     assert np.isfinite(c.as_dict()["throughput"])
     assert TERMS[0].name == "ceiling"
+
+
+def test_transfers_of_a_split_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four prompts of 100 tokens one after another, 1 ms a step; 1,000 bytes a token at 10^8 bytes/s take 1 ms each."""
+    from hoptrace.reconstruct import Steps
+    from hoptrace.replay import ceiling_runs
+    from hoptrace.replay.overheads import Overheads
+    from hoptrace.replay.own_policy import Own
+    from hoptrace.replay.plain import simulate
+    from hoptrace.replay.policy import parse_policy
+    from hoptrace.replay.workload import Workload
+
+    monkeypatch.setattr(ceiling_runs, "simulate", simulate)
+    none = np.zeros(0, dtype=np.int64)
+    n = 4
+    work = Workload(
+        np.arange(n), np.arange(n) * 20 * MS, np.full(n, 100), np.full(n, 3), np.zeros(n + 1, dtype=np.int64), none, none, none
+    )
+    policy = parse_policy(
+        '[split]\nprefill = 1\ndecode = 1\nlink = "x"\n[links.x]\ngbytes_per_s = 0.1\n[kv]\nbytes_per_token = 1000'
+    )
+    own = Own(policy, Server(name="s", max_sequences=8, max_batched_tokens=512, kv_capacity_tokens=10_000, prefix_caching=False))
+    empty = pl.DataFrame()
+    base = ceiling_runs.Base(work, own, fixed(step_ns=MS), Overheads(), Steps(empty, empty, "none", None))  # type: ignore[call-arg]
+    slow = ceiling_runs.play(base)
+    fast = ceiling_runs.play(base, parse_policy('[ceilings]\nlinks = "infinite"'))
+    before, after, both, added = ceiling_runs.compared(slow, fast)
+    assert (both, added) == (n, 0)
+    # Prompt 1 ms, transfer 1 ms, two more tokens 2 ms.
+    assert before["e2e_mean_ns"] == 4 * MS and after["e2e_mean_ns"] == 3 * MS
+    assert before["ttft_mean_ns"] == after["ttft_mean_ns"] == MS

@@ -361,6 +361,24 @@ def test_what_does_not_go_with_the_traces_own_server() -> None:
         planned('[split]\nprefill = 1\ndecode = 1\nlink = "x"' + link, server=static)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[batching]\nslo_ttft_ms = 5", 'batching.slo_ttft_ms decides nothing without order = "slack".'),
+        ('[batching]\norder = "slack"', 'order = "slack" needs batching.slo_ttft_ms'),
+        ('[routing.decode]\nkind = "random"', "[routing.decode] without [split]"),
+        ("[routing]\nknowledge_age_ms = 3", 'routing.knowledge_age_ms decides nothing without kind = "kv_use".'),
+        ("[routing]\nload_tokens = 3", 'routing.load_tokens decides nothing without kind = "prefix_aware".'),
+        ('[prefix_cache]\nreuse = "always"', "prefix_cache.reuse decides nothing without [[tiers]]."),
+        ('[ceilings]\nlinks = "infinite"', "nothing moves between servers or tiers"),
+    ],
+)
+def test_what_decides_nothing_on_this_trace_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as e:
+        planned(text)
+    assert message in str(e.value) and e.value.hint
+
+
 def test_every_preset_becomes_a_plan_or_says_what_it_needs() -> None:
     missing = {"priority": "priorities", "ngram-speculation": "acceptance", "ceiling-host": "host time"}
     for name, policy in presets().items():
