@@ -72,11 +72,30 @@ def main(folder: Path) -> None:
             more = {"enable_prefix_caching": True, "num_gpu_blocks": blocks, "block_size": 512, "max_num_batched_tokens": 8192}
             return replay(folder / "mooncake_slice.jsonl", 512, extra_engine_args={"engine": {**ENGINE, **more}})
 
+        def prompts_first(chunk: int) -> list[dict[str, Any]]:
+            rules = {
+                "schedule_policy": "fifo",
+                "max_prefill_tokens": 16384,
+                "chunked_prefill_size": chunk,
+                "clip_max_new_tokens": 4096,
+            }
+            sglang = {**rules, "schedule_conservativeness": 1.0}
+            more = {
+                "backend": "sglang",
+                "sglang": sglang,
+                "num_gpu_blocks": 448_000,
+                "block_size": 1,
+                "max_num_batched_tokens": 8192,
+            }
+            return replay(plain, 512, extra_engine_args={"engine": {**ENGINE, **more}})
+
         found = {
             "one_worker": replay(plain, 512, extra_engine_args={"engine": ENGINE}),
             "three_workers": replay(plain, 512, extra_engine_args={"engine": ENGINE}, num_workers=3, arrival_speedup_ratio=3.0),
             "pair": pair(1, 1, 1.0),
             "two_to_one": pair(2, 1, 2.0),
+            "prompts_first": prompts_first(8192),
+            "prompts_first_in_chunks": prompts_first(1024),
             "prefix": prefix(200_000),
             "prefix_evictions": prefix(3000),
         }
