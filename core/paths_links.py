@@ -23,13 +23,14 @@ class PathLink:
         name: kind and direction (`pcie.d2h`, `nic.tx`, `peer.in`, `cxl.write`).
         bytes_per_s: of that direction, of all devices or adapters that share the work.
         end: whose it is: the server's at the source, that at the destination, or one for all (``shared``).
-        source: whence the rate is. notes: what to know of it.
+        source: whence the rate is. of: the part of the machine that has it. notes: what to know of it.
     """
 
     name: str
     bytes_per_s: int
     end: End
     source: str
+    of: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -44,7 +45,7 @@ def links_of(system: System, m: Mechanism, src: str, dst: str, ranks: int, nics:
     ends = (src, dst)
     if m.name == "sockets":
         rate = system.constant("socket_bytes_per_s")
-        return tuple(PathLink(n, int(rate.value * nics), e, rate.source) for n, e in _pair("nic.tx", "nic.rx"))
+        return tuple(PathLink(n, int(rate.value * nics), e, rate.source, rate.of) for n, e in _pair("nic.tx", "nic.rx"))
     if m.moves == "rdma":
         keys = ("together_bytes_per_s", *_ATTAINED) if nics > 1 else _ATTAINED
         wires = [_link(system, "nic", n, e, nics, keys=keys) for n, e in _pair("nic.tx", "nic.rx")]
@@ -74,7 +75,7 @@ def links_of(system: System, m: Mechanism, src: str, dst: str, ranks: int, nics:
 
 def stage_rate(system: System) -> tuple[float, str]:
     """At what one device's bytes go into, or out of, host memory, and the source of that."""
-    rate, _, source = system.rate("pcie", _ATTAINED)
+    rate, _, source, _ = system.rate("pcie", _ATTAINED)
     return rate, source
 
 
@@ -111,7 +112,7 @@ def _cxl(system: System, src: str, dst: str) -> list[PathLink]:
 def _link(
     system: System, link: str, name: str, end: End, count: int, *, keys: tuple[str, ...] = _ATTAINED, places: tuple[str, ...] = ()
 ) -> PathLink:
-    rate, key, source = system.rate(link, keys, places)
+    rate, key, source, of = system.rate(link, keys, places)
     bound = key == "bytes_per_s" and link != "c2c"
     notes = (f"{name}: what it attains is not known; this is its peak.",) if bound or link == "c2c" else ()
-    return PathLink(name, int(rate * count), end, source, notes)
+    return PathLink(name, int(rate * count), end, source, of, notes)

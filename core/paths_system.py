@@ -12,7 +12,7 @@ from typing import Any
 
 from hoptrace.errors import InputError, UsageError
 from hoptrace.paths_hops import COHERENT
-from hoptrace.platform import component
+from hoptrace.platform import catalogue, component
 from hoptrace.platform_file import COMPANIONS, CONSTANTS, checked
 
 __all__ = ["Constant", "System", "system_of"]
@@ -36,12 +36,14 @@ class Constant:
 class System:
     """A machine. ``parts``: device, host, nic, expander, pool, as far as it has them, each as its platform file has it.
 
-    ``given``: constants that go before those of the parts.
+    ``given``: constants that go before those of the parts. ``assumed``: names of parts that only the catalogue's file of the
+    device names, not the caller.
     """
 
     name: str
     parts: Mapping[str, Mapping[str, Any]]
     given: Mapping[str, Any] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
 
     def constant(self, name: str, places: Iterable[str] = ()) -> Constant:
         """A constant. ``places``: the ends of the path, which say whether CXL memory is the expander's or the pool's.
@@ -79,8 +81,9 @@ class System:
         value = rate.value * hit.value + (1 - rate.value) * miss.value + times.value * each.value
         return Constant("coherent", value, value, value, "hits, misses and invalidations as given", miss.of)
 
-    def rate(self, link: str, keys: Iterable[str], places: Iterable[str] = ()) -> tuple[float, str, str]:
-        """Bytes a second that ``link`` carries in one direction, by the first of ``keys`` that it has, the key, and its source.
+    def rate(self, link: str, keys: Iterable[str], places: Iterable[str] = ()) -> tuple[float, str, str, str]:
+        """Bytes a second that ``link`` carries in one direction, by the first of ``keys`` that it has; the key, its source, and
+        the part that has it.
 
         Raises:
             InputError: the machine has no such link, or its rate is not known.
@@ -91,7 +94,7 @@ class System:
                 entry = links[link]
                 for key in keys:
                     if key in entry:
-                        return float(entry[key]), key, str(entry.get("source", owner))
+                        return float(entry[key]), key, str(entry.get("source", owner)), owner
         there = any(link in t for _, t in self._tables("links", places))
         raise InputError(
             f"{self.name}: " + (f"the rate of its link {link} is not known." if there else f"it has no link {link}."),
@@ -143,6 +146,8 @@ def system_of(
     main = {"name": "given", **main}
     name = str(main["name"])
     wanted = {k: main.get(k) for k in COMPANIONS}
+    usual = catalogue().get(str(main.get("base", name)), {})
+    assumed = {str(v) for k, v in wanted.items() if v is not None and v == usual.get(k) and parts.get(k) is None}
     for slot, part in parts.items():
         if slot not in COMPANIONS:
             raise UsageError(f"A machine has no part {slot!r}.", hint=f"There are: {', '.join(COMPANIONS)}.")
@@ -163,4 +168,4 @@ def system_of(
     if kind == "cxl":
         found.setdefault("expander", main)
     given = checked({"constants": dict(constants or {})}, "constants")["constants"]
-    return System(name, found, given)
+    return System(name, found, given, frozenset(assumed))

@@ -196,6 +196,15 @@ def test_refusals(args: tuple[str, str, str], kw: dict[str, int], error: type[Ex
     assert says in str(e.value)
 
 
+def test_what_is_assumed_is_said() -> None:
+    said = "Assumed with h100-sxm-80gb: nic-ndr400."
+    assert said in way(H100, "rdma_write", "dram", "remote_dram").notes
+    assert said not in way(H100, "copy_engine", "hbm", "dram").notes
+    named = system_of("h100-sxm-80gb", nic="nic-ndr400")
+    assert said not in way(named, "rdma_write", "dram", "remote_dram").notes
+    assert "Assumed with h100-sxm-80gb: cxl-pool-switch." in way(H100, "copy_engine", "hbm", "cxl_pool").notes
+
+
 def test_parts_of_a_machine() -> None:
     slow = system_of("h100-sxm-80gb", host="x86-2s-b", nic="nic-hdr200")
     assert way(slow, "dram_load_store", "dram", "core", block_bytes=64).time_ns() == 115
