@@ -231,3 +231,16 @@ def test_all_reduce_never_beats_the_link() -> None:
         c = collective(system_of(name), 8)
         link = catalogue()[name]["links"]["peer"]["bytes_per_s"]
         assert 0.7 * link < c.bytes_per_s < 1.05 * link, name
+
+
+def test_p19_small_blocks_are_worse_over_rdma() -> None:
+    """Beluga: RDMA with blocks of 16 tokens instead of 256: TTFT 13.0 to 76.8 s. The direction only: the same bytes in 16 times as
+    many requests, each awaited, take 1.5 times as long on the path alone. Over the pool, which has no requests, the same."""
+    tokens, token_bytes = 15_360, 2 * KIB * 128
+
+    def ns(name: str, src: str, dst: str, block_tokens: int) -> int:
+        w = way(name, src, dst, block_tokens * token_bytes, pieces=128)
+        return w.time_ns(blocks=tokens // block_tokens)
+
+    assert ns("rdma_read_sync", "remote_dram", "hbm", 16) > 1.4 * ns("rdma_read_sync", "remote_dram", "hbm", 256)
+    assert ns("flush_read", "cxl_pool", "core", 16) == pytest.approx(ns("flush_read", "cxl_pool", "core", 256), rel=1e-3)
