@@ -234,8 +234,8 @@ def test_all_reduce_never_beats_the_link() -> None:
 
 
 def test_p19_small_blocks_are_worse_over_rdma() -> None:
-    """Beluga: RDMA with blocks of 16 tokens instead of 256: TTFT 13.0 to 76.8 s. The direction only: the same bytes in 16 times as
-    many requests, each awaited, take 1.5 times as long on the path alone. Over the pool, which has no requests, the same."""
+    """Beluga: RDMA with blocks of 16 tokens instead of 256: TTFT 13.0 to 76.8 s. The direction only: the same bytes in 16 times
+    as many requests, each awaited, take 1.5 times as long on the path alone. Over the pool, which has no requests, the same."""
     tokens, token_bytes = 15_360, 2 * KIB * 128
 
     def ns(name: str, src: str, dst: str, block_tokens: int) -> int:
