@@ -175,8 +175,7 @@ def plan_of(
     places = Places(tuple(engines), tuple(machines), token_bytes, ways)
     tiers = tiers_of(policy, places)
     handover = handover_of(policy, places, of_engine[-1].server)
-    for part, what in ((policy.routing, "routing"), (policy.routing.decode, "routing.decode")):
-        _check_routing(part, what, [k.resolved for k in kinds], work)
+    _check_routing(policy, [k.resolved for k in kinds], work, notes)
     plan = Plan(
         engines=tuple(engines),
         costs=tuple(priced),
@@ -328,13 +327,21 @@ def _routing(part: Any) -> Routing:
     return Routing(kind, round((part.knowledge_age_ms or 0) * 1e6), part.load_tokens or 0)
 
 
-def _check_routing(part: Any, what: str, resolved: list[Resolved], work: Workload) -> None:
-    kind = part.kind if part is not None else None
-    if kind == "prefix_aware" and any(r.cache != "pool" for r in resolved):
-        raise InputError(
-            f'{what}.kind = "prefix_aware" needs a prefix cache of kind pool: it looks for the prompt\'s blocks.',
-            hint='Set prefix_cache.enabled = true and prefix_cache.kind = "pool".',
-        )
+def _check_routing(policy: Policy, resolved: list[Resolved], work: Workload, notes: list[str]) -> None:
+    """Whether the routers find what they go by."""
+    parts = [("routing", policy.routing.kind), ("routing.decode", policy.routing.decode.kind if policy.routing.decode else None)]
+    for what, kind in parts:
+        if kind == "prefix_aware" and any(r.cache != "pool" for r in resolved):
+            raise InputError(
+                f'{what}.kind = "prefix_aware" needs a prefix cache of kind pool: it looks for the prompt\'s blocks.',
+                hint='Set prefix_cache.enabled = true and prefix_cache.kind = "pool".',
+            )
+        if kind == "prefix_aware" and not len(work.block_id):
+            notes.append(f"{what}: the trace has no prefix blocks, so prompts are in nobody's cache: least load first.")
+        if kind == "session" and (work.session_id is None or not (work.session_id >= 0).any()):
+            notes.append(f"{what}: the trace tells no sessions, so requests take turns.")
+    if policy.tiers and not len(work.block_id):
+        notes.append("The trace has no prefix blocks: nothing is found in the tiers, and nothing is written to them.")
 
 
 def _manifest_server(kind: _Kind, name: str) -> Server:

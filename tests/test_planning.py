@@ -323,6 +323,44 @@ def test_acceptance_that_a_trace_does_not_tell() -> None:
             planned(text, steps=steps)
 
 
+def test_routers_that_find_nothing_to_go_by_say_so() -> None:
+    for kind, what in (("session", "tells no sessions"), ("prefix_aware", "has no prefix blocks")):
+        p = planned(f'[servers]\ncount = 2\n[routing]\nkind = "{kind}"')
+        assert any(what in n for n in p.notes)
+    told = replace(work(), session_id=np.array([0, -1, 0]))
+    assert planned('[servers]\ncount = 2\n[routing]\nkind = "session"', w=told).notes == ()
+    tier = planned('[[tiers]]\nkind = "dram"\ncapacity_tokens = 9\nlink = "x"\n[links.x]\ngbytes_per_s = 1')
+    assert any("nothing is found in the tiers" in n for n in tier.notes)
+
+
+def test_parts_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hoptrace.replay.plain import parts
+
+    class Longest:
+        def key(self, request: parts.RequestView) -> int:
+            return -request.prompt_tokens
+
+    class Last:
+        def __init__(self, routing: Routing) -> None:
+            self.age_ns = routing.age_ns
+
+        def choose(self, request: parts.RequestView, engines: object, draw: object) -> int:
+            return 0
+
+    class Entry:
+        def __init__(self, name: str, part: object) -> None:
+            self.name, self.value, self.load = name, f"mine:{name}", lambda: part
+
+    monkeypatch.setattr(parts, "entry_points", lambda group: [Entry("longest", Longest), Entry("last", Last)])
+    p = planned('[servers]\ncount = 2\n[batching]\norder = "python:longest"\n[routing]\nkind = "python:last"')
+    assert p.parts is not None and isinstance(p.parts.order, Longest) and p.parts.router is not None
+    assert isinstance(p.parts.router(Routing()), Last)
+    assert p.parts.victim is None and p.plan.routing.kind == "round_robin" and p.plan.order == Order()
+    assert p.as_dict()["batching"]["order"] == "python:longest"
+    with pytest.raises(InputError, match="There is no plug-in 'python:shortest'"):
+        planned('[batching]\norder = "python:shortest"')
+
+
 def test_overheads_and_what_is_taken_away() -> None:
     oh = Overheads(1, 2, 3, 4, 50, 6, 7, n=(1,) * 7)
     p = planned("[overheads]\nbefore_ms = 2\ngap_ms = 0.5\nafter_ms = 1", overheads=oh).plan
