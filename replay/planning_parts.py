@@ -83,7 +83,7 @@ def parts_of(policy: Policy) -> Parts | None:
     asked = {part: name for part, name in named.items() if name is not None and is_plugin(name)}
     if not asked:
         return None
-    from hoptrace.replay.plain.parts import Parts, load
+    from hoptrace.replay.plain.parts import Parts, guarded, load
 
     made: dict[str, Any] = {
         p: guarded(n, "making it", load(n)) if p in ("order", "victim") else load(n) for p, n in asked.items()
