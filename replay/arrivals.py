@@ -16,7 +16,7 @@ import polars as pl
 from hoptrace.errors import UsageError
 from hoptrace.load_loop import coupling
 from hoptrace.reader import Trace
-from hoptrace.replay.workload import Workload
+from hoptrace.replay.workload import Workload, sooner
 
 __all__ = ["LINKS", "Arrivals", "arrange", "parse_arrivals"]
 
@@ -110,7 +110,7 @@ def arrange(work: Workload, trace: Trace, asked: str | None = None, rate: Fracti
         else:
             said = Arrivals("recorded", "no request says which one it waited for", rate=rate, notes=_coupled(trace))
         return _plain(faster), said
-    think = found.think if rate == 1 else found.think * rate.denominator // rate.numerator
+    think = found.think if rate == 1 else sooner(found.think, rate)
     paced = replace(faster, after=found.after, think_ns=think, floor=found.floor)
     reason = "asked for" if kind is not None else found.reason
     return paced, Arrivals("sessions", reason, None, found.linked, int(found.floor.sum()), rate, found.notes)
@@ -164,23 +164,30 @@ def _linked(work: Workload, trace: Trace) -> _Found | None:
     notes = []
     lost = int((~known).sum())
     if lost:
-        notes.append(f"{lost:,} requests continue one that is not replayed: they arrive as recorded.")
+        notes.append(f"{_n(lost)} continue{'s' * (lost == 1)} one that is not replayed: arrived as recorded.")
     early = turns[1] + queued[1]
     if early:
-        notes.append(f"{early:,} requests arrived before the one that they follow had ended: they arrive as recorded.")
+        notes.append(f"{_n(early)} arrived before the one that went before had ended: arrived as recorded.")
     linked = int((after >= 0).sum())
     if floored := int(floor.sum()):
         notes.append(
-            f"How long the clients of {floored:,} requests paused is unknown: they arrive when the one before has ended, and not "
+            f"How long the clients of {_n(floored)} paused is unknown: these arrive when the one before has ended, and not "
             "before their recorded arrival. A faster server gets them no sooner."
         )
     parts = []
     if turns[0]:
-        parts.append(f"{turns[0]:,} requests continue another's answer and come their think time after it")
+        parts.append(
+            f"{_n(turns[0])} continue{'s' * (turns[0] == 1)} another's answer and come{'s' * (turns[0] == 1)} a think time later"
+        )
     if queued[0]:
         n = slots["client_slot"].n_unique()
-        parts.append(f"{queued[0]:,} requests come from {n:,} client slots, each of which waits for its answer")
+        slots_said = "1 client slot, which waits" if n == 1 else f"{n:,} client slots, each of which waits"
+        parts.append(f"{_n(queued[0])} come{'s' * (queued[0] == 1)} from {slots_said} for its answer")
     return _Found(after, think, floor, linked, "; ".join(parts), tuple(notes))
+
+
+def _n(n: int) -> str:
+    return "1 request" if n == 1 else f"{n:,} requests"
 
 
 def _ends(work: Workload, trace: Trace, by_number: _Ints, numbers: _Ints) -> _Ints:

@@ -71,6 +71,10 @@ def requests(s: Setting, at: Ints, errors: dict[int, str], horizon_ns: int | Non
     low, high = int(t["request"].min()), int(t["request"].max()) + 1  # type: ignore[arg-type]
     p, done = s.parent, pl.col("status") == DONE
     rows = s.parent.carried(low, high).drop("output_tokens").join(t, on="request", maintain_order="right")
+    if s.plan.clients is not None:
+        # Its clients are those of the replay; the parent's are in it no more.
+        slots = pl.DataFrame({"request": s.work.request[at], "client_slot": known(s.client_slot[at])})
+        rows = rows.drop("client_slot").join(slots, on="request", how="left", maintain_order="left")
     return rows.with_columns(
         # A column that the parent does not fill stays empty, so that both traces' figures are made of the same times.
         *(_if(has, name) for has, name in ((p.queued, "queued_ns"), (p.sent, "sent_ns"), (p.received, "received_ns"))),

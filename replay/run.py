@@ -205,9 +205,10 @@ def _play(
         raise HoptraceError("The replay got stuck: a request can neither run nor be refused.", hint="Please report this policy.")
     tell(0)
     s = recorder.finish(outcome, tell)
-    tables = [n for n in TABLES if n in ("requests", "stages", "waits") or recorder.rows.get(n)]
-    if tokens:
-        tables.append("tokens")
+    # Moves of KV are all there where there can be any; messages only if the parent had them.
+    moved = parent.messages or bool(planned.plan.ways)
+    there = {"requests", "stages", "waits", "steps", "residency", *(["tokens"] * tokens), *(["moves"] * moved)}
+    tables = [n for n in TABLES if n in there]
     submit("coverage", lambda: coverage(s, tables))
     return s, recorder
 

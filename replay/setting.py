@@ -44,6 +44,13 @@ class Setting:
         return found
 
     @cached_property
+    def client_slot(self) -> Ints:
+        """The client of each request of a closed loop; see :func:`hoptrace.replay.clients.client_slots`."""
+        from hoptrace.replay.clients import client_slots
+
+        return client_slots(self)
+
+    @cached_property
     def engine_names(self) -> pl.Series:
         """The server of each engine."""
         return pl.Series([e.name for e in self.plan.engines], dtype=pl.String)

@@ -26,8 +26,19 @@ class Simulate(Protocol):
 
 
 def simulation(engine: str) -> Simulate:
-    """The engine of that name. UsageError if there is none."""
+    """The engine of that name; where the compiled one does not know a part of a plan, the plain one runs it. UsageError if there
+    is no such engine."""
     if engine not in ENGINES:
         raise UsageError(f"There is no engine {engine!r}.", hint=f"There are: {', '.join(ENGINES)}.")
-    found: Simulate = import_module(f"hoptrace.replay.{engine}").simulate
-    return found
+    plain: Simulate = import_module("hoptrace.replay.plain").simulate
+    if engine == "plain":
+        return plain
+    fast: Simulate = import_module("hoptrace.replay.compiled").simulate
+
+    def either(work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome:
+        try:
+            return fast(work, plan, sink, progress=progress, **more)
+        except NotImplementedError:  # before any row
+            return plain(work, plan, sink, progress=progress, **more)
+
+    return either

@@ -13,7 +13,7 @@ from hoptrace.errors import InputError, UsageError
 from hoptrace.metrics import arrivals_known
 from hoptrace.reader import Trace
 
-__all__ = ["Workload", "from_frame", "parse_rate", "workload"]
+__all__ = ["Workload", "from_frame", "parse_rate", "sooner", "workload"]
 
 _AT_ONCE = (
     "When the requests arrived is not known (the trace has durations only): here all come at once, and nothing is comparable."
@@ -72,17 +72,12 @@ class Workload:
         Raises:
             UsageError: the rate is not a positive number.
         """
-        exact = Fraction(rate).limit_denominator(10_000)
-        if exact <= 0:
+        if rate <= 0:
             raise UsageError(f"A rate of {rate} is not possible.", hint="Give a positive number: 1.5 is half as much again.")
-        if exact == 1 or not self.n:
+        if rate == 1 or not self.n:
             return self
         start = int(self.arrival_ns[0])
-        away = self.arrival_ns - start
-        if int(away[-1]) < np.iinfo(np.int64).max // exact.denominator:
-            return replace(self, arrival_ns=start + away * exact.denominator // exact.numerator)
-        scaled = [start + int(a) * exact.denominator // exact.numerator for a in away]
-        return replace(self, arrival_ns=np.array(scaled, dtype=np.int64))
+        return replace(self, arrival_ns=start + sooner(self.arrival_ns - start, rate))
 
     def take(self, keep: np.ndarray[Any, Any]) -> Workload:
         """Only the requests at the positions (or where the mask) ``keep`` says, in that order."""
@@ -112,6 +107,15 @@ class Workload:
             session_id=None if self.session_id is None else self.session_id[index],
             priority=None if self.priority is None else self.priority[index],
         )
+
+
+def sooner(spans_ns: _Ints, rate: Fraction | float) -> _Ints:
+    """Spans of time ÷ rate, rounded down; exact for rates of a denominator of 10,000 at most."""
+    exact = Fraction(rate).limit_denominator(10_000)
+    up, down = exact.denominator, max(1, exact.numerator)
+    if not len(spans_ns) or max(abs(int(spans_ns.min())), int(spans_ns.max())) < np.iinfo(np.int64).max // up:
+        return spans_ns * up // down
+    return np.array([int(a) * up // down for a in spans_ns], dtype=np.int64)
 
 
 def workload(trace: Trace) -> Workload:

@@ -72,36 +72,58 @@ def show(result: Replayed, out: Path, description: str) -> None:
 
 
 def _policy(policy: dict[str, Any]) -> list[str]:
-    """One line a section."""
+    """One line a section; of a split's kinds of server what they have of their own."""
     lines = []
     for section, values in policy.items():
         if section in ("name", "description", "changes"):
             continue
         if isinstance(values, dict):
-            inner = ", ".join(f"{k} = {_short(v)}" for k, v in values.items())
-            if inner:
+            own = {k: v for k, v in values.items() if k.endswith("_server") and isinstance(v, dict)}
+            if inner := _flat({k: v for k, v in values.items() if k not in own}):
                 lines.append(f"{section}: {inner}")
+            for name, parts in own.items():
+                if differs := _flat(_beyond(parts, policy)):
+                    lines.append(f"{section}.{name}: {differs}")
         elif isinstance(values, list):
-            lines += [f"{section}: {_short(v)}" for v in values]
+            lines += [f"{section}: {_flat(v) if isinstance(v, dict) else v}" for v in values]
+        else:
+            lines.append(f"{section}: {values}")
     return lines
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_short(v)}" for k, v in value.items()) + "}"
-    return str(value)
+def _beyond(parts: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """What is not the same in ``base``."""
+    found: dict[str, Any] = {}
+    for key, value in parts.items():
+        had = base.get(key)
+        if isinstance(value, dict) and isinstance(had, dict):
+            if inner := _beyond(value, had):
+                found[key] = inner
+        elif value != had:
+            found[key] = value
+    return found
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> str:
+    """``a = 1, b.c = 2``."""
+    parts = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            parts.append(_flat(value, f"{prefix}{key}."))
+        else:
+            parts.append(f"{prefix}{key} = {value}")
+    return ", ".join(p for p in parts if p)
 
 
 def _servers(result: Replayed) -> str:
     servers = result.trace.manifest.servers
+    if len(servers) == 1:
+        return f"servers: {servers[0].name}"
     roles: dict[str, int] = {}
     for s in servers:
-        role = str(s.config.get("role") or "prefill and decode")
-        roles[role] = roles.get(role, 0) + 1
-    names = ", ".join(f"{n} {'' if n == 1 and len(servers) == 1 else 'for '}{role}" for role, n in roles.items())
-    if len(servers) == 1:
-        return f"servers: 1 ({servers[0].name})"
-    return f"servers: {len(servers)} ({names})"
+        role = s.config.get("role")
+        roles[f"for {role}" if isinstance(role, str) else "alike"] = roles.get(f"for {role}" if role else "alike", 0) + 1
+    return f"servers: {len(servers):,} ({', '.join(f'{n:,} {role}' for role, n in roles.items())})"
 
 
 def _cost(model: dict[str, Any]) -> str:
