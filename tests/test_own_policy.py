@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from test_planning import COST, SERVER, planned, work
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_planning import COST, SERVER, planned, random_policy, work
 
-from hoptrace.errors import InputError
+from hoptrace.errors import HoptraceError, InputError
 from hoptrace.manifest import Manifest, ReplayInfo, Server
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.own_policy import on_top, own_policy
@@ -60,6 +62,16 @@ def test_a_replays_manifest_gives_its_plan_again(name: str) -> None:
     own = own_policy(manifest(p))
     second = plan_of(own.policy, server=own.server, work=work(), costs=COST, platform=own.platform, overheads=p.overheads)
     assert replace(again(second), order=p.plan.order, costs=()) == b
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_replays_manifest_gives_its_plan_again(data: st.DataObject) -> None:
+    try:
+        p = planned(random_policy(data))
+    except HoptraceError:
+        return
+    assert again(p) == p.plan
 
 
 def test_a_recorded_trace_runs_under_its_own_server() -> None:

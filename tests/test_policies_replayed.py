@@ -159,6 +159,40 @@ gbytes_per_s = {gbytes_per_s}
     assert always.first_token_ns[2] - always.arrival_ns[2] == pytest.approx(100_000 / gbytes_per_s + 5000, abs=1)
 
 
+def test_what_a_tier_evicts_goes_to_the_next() -> None:
+    """One prompt fits the device, one the first tier: with a, b, c, a the last a lies in the second one, and b in the first."""
+    a, b, c = (list(range(i, i + 10)) for i in (0, 20, 40))
+    work = asked(*((10_000 * i, 105, 1) for i in range(5)), blocks=[a, b, c, a, c])
+    ran = Ran(
+        """
+[kv]
+capacity_tokens = 110
+bytes_per_token = 1000
+[prefix_cache]
+enabled = true
+kind = "pool"
+[[tiers]]
+kind = "dram"
+capacity_tokens = 100
+link = "pcie"
+[[tiers]]
+kind = "nvme"
+capacity_tokens = "unlimited"
+link = "flash"
+[links.pcie]
+gbytes_per_s = 1
+[links.flash]
+gbytes_per_s = 0.1
+""",
+        work,
+    )
+    assert ran.cached_tier0_tokens == [0, 0, 0, 0, 100]
+    assert ran.cached_tier1_tokens == [0, 0, 0, 100, 0]
+    # 100,000 bytes at 0.1 GB/s, then five tokens; and at 1 GB/s.
+    took = [f - a for f, a in zip(ran.first_token_ns, ran.arrival_ns, strict=True)]
+    assert took == [105_000, 105_000, 105_000, 1_005_000, 105_000]
+
+
 PD = """
 [batching]
 max_sequences = 8
