@@ -21,6 +21,7 @@ class Domain:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
+        self._known = bool(cost.domain) or any(p.seen is not None for p in cost.pieces)
         self._steps = 0
         self._ns = 0
         self._seen: dict[str, tuple[int, int]] = {}
@@ -30,7 +31,7 @@ class Domain:
 
     def add(self, steps: pl.DataFrame) -> None:
         """``steps``: composition as in the table `steps`, and start_ns, end_ns."""
-        if not steps.height:
+        if not steps.height or not self._known:
             return
         took = (steps["end_ns"] - steps["start_ns"]).to_numpy()
         self._steps += steps.height

@@ -23,8 +23,9 @@ def roofline(server: Server, platform: Mapping[str, Any], *, host_ns: int = 0) -
     """The least time that the platform's arithmetic and memory allow a step: the larger of the two, plus a constant overhead.
 
     Arithmetic: 2 × parameters FLOP per token (less the embeddings, which are looked up, where the vocabulary is known; of a
-    mixture of experts those that a token is routed to), and 4 × layers × heads × head size per pair of positions in attention
-    (QKᵀ and its product with V). Memory: all weights once, the KV of every context position once, the KV of each new token once.
+    mixture of experts those that a token is routed to; of a prompt without the output table, where that is told apart), and
+    4 × layers × heads × head size per pair of positions in attention (QKᵀ and its product with V). Memory: all weights once, the
+    KV of every context position once, the KV of each new token once.
     Of the experts' weights a step of n tokens reads E × (1 − (1 − k ÷ E)^n) of E, the expectation where a token's k of them are
     drawn evenly. Layers whose attention slides see no more than their window. Tensor-parallel ranks share both sides; their two
     all-reduces a layer are added where the platform says what one takes. Pipeline stages work one after another.
@@ -61,7 +62,7 @@ def roofline(server: Server, platform: Mapping[str, Any], *, host_ns: int = 0) -
     }
     compute = {
         "step": overhead_ps,
-        "prefill_tokens": token,
+        "prefill_tokens": token - r.head_flop * flop_ps,
         "prefill_attention": prompt_pair * full * 1000,
         "decode_requests": token,
         "decode_context_tokens": decode_pair * full,

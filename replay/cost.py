@@ -84,7 +84,7 @@ def choose(
         return _roofline(asked)
     if kind == "table" and rest:
         found = load_model(model).on(server) if model else server
-        return Chosen(read_table(rest, found), {"kind": "table", "table": rest}, found)
+        return _noted(Chosen(read_table(rest, found), {"kind": "table", "table": rest}, found), _untouched("table's", platform))
     if kind == "aiconfigurator" and not rest:
         from hoptrace.replay.costs.aiconfigurator import aiconfigurator
 
@@ -94,7 +94,8 @@ def choose(
         cost, how = aiconfigurator(chosen, name)
         return _noted(Chosen(cost, how, chosen), notes + said)
     if kind == "fixed":
-        return Chosen(fixed(rest), {"kind": "fixed"}, load_model(model).on(server) if model else server)
+        found = load_model(model).on(server) if model else server
+        return _noted(Chosen(fixed(rest), {"kind": "fixed"}, found), _untouched("given one", platform))
     raise UsageError(f"There is no cost model {text!r}.", hint=_HINT)
 
 
@@ -227,6 +228,12 @@ def _model(asked: _Asked) -> tuple[Server, tuple[str, ...]]:
     assumed = load_model(ASSUMED_MODEL)
     note = f"No model was named and the trace tells none: {assumed.model} is assumed (--model NAME|config.json)."
     return assumed.on(server), (note,)
+
+
+def _untouched(whose: str, platform: str | None) -> tuple[str, ...]:
+    if platform is None:
+        return ()
+    return (f"The step cost is the {whose} on any platform: {platform} is where transfers and memory are taken from.",)
 
 
 def _noted(chosen: Chosen, notes: tuple[str, ...]) -> Chosen:

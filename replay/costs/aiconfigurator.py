@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -51,19 +52,14 @@ def aiconfigurator(server: Server, platform: str) -> tuple[StepCost, dict[str, A
     Raises:
         EnvironmentProblem: the package is not installed. InputError: it has no such system or model.
     """
-    engine = _engine()
+    _engine()
     if platform not in SYSTEMS:
         raise InputError(f"aiconfigurator has no data of {platform!r}.", hint=f"It has {', '.join(SYSTEMS)}.")
     model, ranks = _model_name(server), rank_count(server)
     if not (files("aiconfigurator_core") / "model_configs" / f"{model.replace('/', '--')}_config.json").is_file():
         # Asked for another, it would fetch the model's configuration from the network.
         raise InputError(f"aiconfigurator does not come with {model}.", hint="--cost roofline, or a like model: --model NAME.")
-    with _quiet():
-        try:
-            handle = engine.compile(model, SYSTEMS[platform], _BACKEND, tp_size=ranks)
-        except Exception as e:
-            raise InputError(f"aiconfigurator can't price {model} on {platform}: {_first_line(e)}") from None
-        pieces = _pieces(handle)
+    pieces = _tabulated(model, SYSTEMS[platform], ranks)
     how = {
         "kind": "aiconfigurator",
         "model": model,
@@ -79,6 +75,17 @@ def aiconfigurator(server: Server, platform: str) -> tuple[StepCost, dict[str, A
         "the device's time, without the host's."
     )
     return StepCost({}, "aiconfigurator", pieces=pieces, notes=(note,)), how
+
+
+@cache
+def _tabulated(model: str, system: str, ranks: int) -> tuple[Piece, ...]:
+    """Once a process: a sweep asks for the same again and again."""
+    with _quiet():
+        try:
+            handle = _engine().compile(model, system, _BACKEND, tp_size=ranks)
+        except Exception as e:
+            raise InputError(f"aiconfigurator can't price {model} on {system}: {_first_line(e)}") from None
+        return _pieces(handle)
 
 
 def _engine() -> Any:
