@@ -39,7 +39,7 @@ class EngineSpec:
     gap_ns: int = 0
     max_sequences: int | None = None
     max_batched_tokens: int | None = None
-    mode: Literal["mixed", "prefill_first", "static"] = "mixed"
+    mode: Literal["mixed", "prompts_first", "prefill_first", "static"] = "mixed"
     chunked_prefill: bool = True
     capacity_tokens: int | None = None
     block_size_tokens: int = 1

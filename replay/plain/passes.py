@@ -45,11 +45,11 @@ class Pass:
             self._serve(lambda r: True)
             self.blocked = SLOTS if e.anybody_waits() else 0
         else:
-            first_prompts = e.spec.mode == "prefill_first"
+            first_prompts = e.spec.mode in ("prefill_first", "prompts_first")
             self._serve(lambda r: not (first_prompts and r.decoding))
             if not self.victims:
                 self._admit()
-            if first_prompts and not self._prompts:
+            if e.spec.mode == "prompts_first" or (first_prompts and not self._prompts):
                 self._serve(lambda r: r.decoding)
         if self.victims:
             self.blocked = KV
@@ -201,7 +201,7 @@ class Pass:
                 self.drive_out(e.arrived[-1][2], arrived=True)
             return False
         e.arrived.pop(0)
-        if r.decoding and e.spec.mode == "prefill_first":
+        if r.decoding and e.spec.mode in ("prefill_first", "prompts_first"):
             tokens = 0
         self._run(r, tokens)
         return True
@@ -228,7 +228,7 @@ class Pass:
         if rest > self.budget:
             if e.spec.chunked_prefill:
                 rest = self.budget
-            elif not r.driven_out or self._prompts:
+            elif self._prompts or not (r.driven_out or e.spec.mode == "prompts_first"):
                 self.blocked = BUDGET
                 return False
         if not self._fits(max(0, e.kv.rounded(r.whole) - hits.shared), hits):

@@ -58,5 +58,5 @@ def _fits(r: Request, e: EngineSpec, proposals: int, *, first: bool) -> bool:
         tokens = r.prompt_tokens + output - 1 + (0 if e.role == "prefill" else proposals)
         if -(-tokens // e.block_size_tokens) > e.capacity_tokens // e.block_size_tokens:
             return False
-    whole = first and not e.chunked_prefill and e.max_batched_tokens is not None
+    whole = first and not e.chunked_prefill and e.max_batched_tokens is not None and e.mode != "prompts_first"
     return not (whole and r.prompt_tokens > (e.max_batched_tokens or 0))
