@@ -15,19 +15,20 @@ from hoptrace.replay.costs.table import read_table
 from hoptrace.replay.outcome import REQUEST, Kept
 from hoptrace.replay.plan import EngineSpec, Plan
 
-FOLDER = Path(__file__).parent / "data" / "reference" / "splitwise"
+DATA = Path(__file__).parent / "data"
+TABLE = f"{DATA / 'costs' / 'splitwise_perf_model.csv'},model=llama2-70b,hardware=h100-80gb,tensor_parallel=8,beyond=line"
 ENGINES: dict[str, Simulate] = {"plain": plain.simulate}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_request_is_splitwise_sims(engine: str) -> None:
-    rows = pl.read_parquet(FOLDER / "one_server_1k.parquet")
+    rows = pl.read_parquet(DATA / "reference" / "splitwise" / "one_server_1k.parquet")
     asked = [
         {"arrival_ns": round(at * 1e9), "prompt": prompt, "output": output}
         for at, prompt, output in rows.select("arrival_s", "prompt_tokens", "output_tokens").iter_rows()
     ]
     # Beyond the table's ends it goes on in the line of the last two points.
-    cost = read_table(f"{FOLDER / 'perf_model_llama2-70b_h100_tp8.csv'},beyond=line", None)
+    cost = read_table(TABLE, None)
     rules = EngineSpec("e", mode="prompts_first", chunked_prefill=False, max_sequences=512, max_batched_tokens=2048)
     found = ENGINES[engine](work_of(asked, 1), Plan((rules,), (cost,)), Kept()).requests
 
