@@ -55,11 +55,12 @@ class Batching(Part):
     max_batched_tokens: Count | None = Field(
         default=None, description="Tokens of one step at most: n_batch, max-num-batched-tokens. As the trace's server."
     )
-    mode: Literal["mixed", "prefill_first", "static"] | None = Field(
+    mode: Literal["mixed", "prefill_first", "prompts_first", "static"] | None = Field(
         default=None,
         description="mixed: running requests first, then prompt tokens up to the budget, in one step (llama.cpp, vLLM v1; the "
-        "default). prefill_first: prompts first, decoders only in steps without any prompt token. static: a batch is filled when "
-        "nothing runs, and all of it stays until its last request has ended.",
+        "default). prefill_first: prompts first, decoders only in steps without any prompt token. prompts_first: prompts first, "
+        "decoders in the same step with what the budget leaves (Splitwise's simulator). static: a batch is filled when nothing "
+        "runs, and all of it stays until its last request has ended.",
     )
     chunked_prefill: bool | None = Field(
         default=None, description="Whether a prompt may be computed in several steps. true in mixed, false in the other modes."

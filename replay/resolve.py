@@ -67,8 +67,9 @@ class Resolved:
             "max_batched_tokens": limit(self.max_batched_tokens),
             "mode": self.mode,
             "chunked_prefill": self.chunked_prefill,
-            "order": self.order,
         }
+        if self.order != "fcfs":
+            batching["order"] = self.order
         if self.order == "slack":
             batching["slo_ttft_ms"] = self.slo_ttft_ns / 1e6
         if self.watermark_tokens:
@@ -118,8 +119,8 @@ def resolve(policy: Policy, server: Server | None) -> Resolved:
     more: list[str] = [
         k for k in ("split", "tiers", "speculation", "servers", "routing", "overheads", "ceilings") if k in policy.changes()
     ]
-    if found.mode == "static":
-        more.append('mode = "static"')
+    if found.mode not in ("mixed", "prefill_first"):
+        more.append(f'mode = "{found.mode}"')
     if found.order != "fcfs":
         more.append(f'order = "{found.order}"')
     if found.watermark_tokens:

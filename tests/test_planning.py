@@ -499,7 +499,7 @@ def test_random_policies_give_consistent_plans_or_an_error_in_a_sentence(data: s
 
 def test_the_policy_without_anything_changes_nothing() -> None:
     assert planned().as_dict() == {
-        "batching": {"max_sequences": 64, "max_batched_tokens": 2048, "mode": "mixed", "chunked_prefill": True, "order": "fcfs"},
+        "batching": {"max_sequences": 64, "max_batched_tokens": 2048, "mode": "mixed", "chunked_prefill": True},
         "kv": {"capacity_tokens": 100_000, "block_size_tokens": 16, "context_tokens": 8192},
         "prefix_cache": {"enabled": True, "kind": "pool", "capacity_tokens": "unlimited"},
     }

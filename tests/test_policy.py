@@ -27,7 +27,7 @@ from hoptrace.replay.policy_errors import sections
         ),
         (
             '[batching]\nmode = "x"',
-            'p.toml, line 2: mode = \'x\' is not possible. Allowed: "mixed" or "prefill_first" or "static".',
+            'p.toml, line 2: mode = \'x\' is not possible. Allowed: "mixed" or "prefill_first" or "prompts_first" or',
         ),
         ("[batching]\nmax_sequences = 0", "p.toml, line 2: max_sequences = 0 is not possible."),
         ("[batching]\nmax_sequences = true", "p.toml, line 2: max_sequences = True is not possible."),
