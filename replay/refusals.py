@@ -31,7 +31,8 @@ def _why(prompt: int, output: int, plan: Plan) -> str:
         block = e.block_size_tokens
         if e.capacity_tokens is not None and -(-peak // block) > e.capacity_tokens // block:
             return f"cannot ever fit{on}: {peak} tokens of KV, there is room for {e.capacity_tokens // block * block}"
-        if computes and not e.chunked_prefill and e.max_batched_tokens is not None and prompt > e.max_batched_tokens:
+        whole = computes and not e.chunked_prefill and e.mode != "prompts_first"
+        if whole and e.max_batched_tokens is not None and prompt > e.max_batched_tokens:
             return f"cannot ever fit{on}: a prompt of {prompt} tokens in a step of {e.max_batched_tokens}, without chunks"
     return "cannot ever fit the engines that it may reach"
 

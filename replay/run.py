@@ -27,6 +27,7 @@ from hoptrace.replay.recorder import Recorder, Submit, coverage
 from hoptrace.replay.rows_manifest import counts, manifest_of
 from hoptrace.replay.setting import Setting
 from hoptrace.replay.simulation import Engine, simulation
+from hoptrace.replay.spread import SEEDS, Spread, spread
 from hoptrace.replay.workload import Workload
 from hoptrace.schema import TABLES
 from hoptrace.stepcost import StepCost
@@ -38,6 +39,8 @@ Progress = Callable[[str], None]
 Fraction_ = Callable[[float], None]
 # Tokens of a replay that is only compared and not kept: more go to the disk.
 _HELD_TOKENS = 20_000_000
+# Requests that other seeds are tried with at most: of more the luck is small.
+_SEEDED = {"compiled": 200_000, "plain": 4_000}
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Replayed:
         trace: its tables and its manifest, in memory or on the disk.
         own: the trace under its own policy against what was observed: the error of the method; null if nothing was observed.
         own_recorded: the same with the recorded arrivals, where ``own`` has others.
+        luck: how far ``own`` hangs on the seed; null where nothing is drawn, or the trace is long.
         against: this replay against what was observed: what the policy changes, the method's error included; null likewise.
         change: this replay against the one under the trace's own policy, over the requests that both serve; null likewise.
         cost: the step cost (of the first engine).
@@ -59,6 +63,7 @@ class Replayed:
     trace: Trace
     own: Comparison | None
     own_recorded: Comparison | None
+    luck: Spread | None
     against: Comparison | None
     change: Comparison | None
     cost: StepCost
@@ -146,6 +151,10 @@ def run(
                 recorded = _again(p, p.work, tokens, engine, tell, stack, "recorded")
         own = None if again is None else compare(trace, again)
         own_recorded = None if recorded is None else compare(trace, recorded)
+        luck = None
+        if checks and p.own_work.n * SEEDS <= _SEEDED[engine]:
+            say("replaying under the trace's own policy, other seeds")
+            luck = spread(trace, p.own_work, p.own, simulation(engine), seed)
         say(f"replaying under {p.policy.name}")
         manifest = manifest_of(trace.manifest, p.planned.plan, p.planned.servers, p.work.left_out)
         writer = BulkWriter(out, manifest) if out is not None else None
@@ -160,7 +169,7 @@ def run(
                 result = Trace(writer.settle(), manifest)
             against = compare(trace, result) if checks else None
             ended = counts(s, recorder.late)
-            manifest.replay = _info(p, s, recorder, own, own_recorded, against, check)
+            manifest.replay = _info(p, s, recorder, own, own_recorded, luck, against, check)
             manifest.title = f"{trace.name} under {p.policy.name}" + _how(p.arrivals)
             if recorder.late:
                 manifest.rows_dropped["requests: not arrived by the horizon"] = recorder.late
@@ -168,7 +177,7 @@ def run(
             if writer is not None:
                 result = open_trace(writer.close())
     first = p.planned.plan.costs[p.planned.plan.engines[0].cost]
-    return Replayed(result, own, own_recorded, against, change, first, p.arrivals, ended, recorder.traffic.as_list())
+    return Replayed(result, own, own_recorded, luck, against, change, first, p.arrivals, ended, recorder.traffic.as_list())
 
 
 def _how(a: Arrivals) -> str:
@@ -219,6 +228,7 @@ def _info(
     recorder: Recorder,
     own: Comparison | None,
     own_recorded: Comparison | None,
+    luck: Spread | None,
     against: Comparison | None,
     check: bool,
 ) -> ReplayInfo:
@@ -228,6 +238,7 @@ def _info(
     found: dict[str, Any] = {
         "own_policy": None if own is None else own.as_dict(),
         "own_policy_recorded_arrivals": None if own_recorded is None else own_recorded.as_dict(),
+        "own_policy_spread": None if luck is None else luck.as_dict(),
         "arriving": p.arrivals.as_dict(),
         "requests": counts(s, recorder.late),
         "traffic": recorder.traffic.as_list(),

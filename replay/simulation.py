@@ -25,6 +25,18 @@ class Simulate(Protocol):
     def __call__(self, work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome: ...
 
 
+def _PLAIN_ONLY(plan: Plan) -> bool:  # noqa: N802 - goes when the compiled engine has all parts
+    alone = {"round_robin", "random", "session"}
+    modes = {e.mode for e in plan.engines}
+    return bool(
+        plan.handover is not None
+        or plan.tiers
+        or plan.speculation
+        or plan.routing.kind not in alone
+        or modes - {"mixed", "prefill_first"}
+    )
+
+
 def simulation(engine: str) -> Simulate:
     """The engine of that name; where the compiled one does not know a part of a plan, the plain one runs it. UsageError if there
     is no such engine."""
@@ -36,6 +48,8 @@ def simulation(engine: str) -> Simulate:
     fast: Simulate = import_module("hoptrace.replay.compiled").simulate
 
     def either(work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome:
+        if _PLAIN_ONLY(plan):
+            return plain(work, plan, sink, progress=progress, **more)
         try:
             return fast(work, plan, sink, progress=progress, **more)
         except NotImplementedError:  # before any row

@@ -32,6 +32,7 @@ def as_dict(result: Replayed, out: Path) -> dict[str, Any]:
         "requests": result.requests,
         "traffic": result.traffic,
         "own_policy": plain(result.own),
+        "own_policy_spread": None if result.luck is None else result.luck.as_dict(),
         "own_policy_recorded_arrivals": plain(result.own_recorded),
         "against_observed": plain(result.against),
         "change": plain(result.change),
@@ -62,6 +63,8 @@ def show(result: Replayed, out: Path, description: str) -> None:
             console.print(
                 "error: own policy against observed. change: what-if against own policy, like with like.", soft_wrap=True
             )
+        if result.luck is not None:
+            console.print(result.luck.sentence(), soft_wrap=True)
         if result.own_recorded is not None:
             console.print(_both(result.own, result.own_recorded), soft_wrap=True)
     else:
