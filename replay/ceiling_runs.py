@@ -10,12 +10,12 @@ import numpy as np
 import polars as pl
 
 from hoptrace.reconstruct import Steps
-from hoptrace.replay.compiled import simulate
 from hoptrace.replay.outcome import DONE, REQUEST, STEP, Outcome
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.own_policy import Own, on_top
 from hoptrace.replay.planning import Planned, plan_of
 from hoptrace.replay.policy_model import Policy
+from hoptrace.replay.simulation import simulation
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
 from hoptrace.stepcost_domain import Domain
@@ -96,7 +96,10 @@ def play(base: Base, asked: Policy | None = None, *, cost: StepCost | None = Non
         overheads=base.overheads, platform=own.platform, steps=base.seen.steps, seed=base.seed,
     )  # fmt: skip
     watch = _Watch(planned.plan.costs[0], base.least if asked is None and cost is None else None)
-    outcome = simulate(base.work, planned.plan, watch)
+    if planned.parts is not None:
+        outcome = simulation("plain")(base.work, planned.plan, watch, parts=planned.parts)
+    else:
+        outcome = simulation("compiled")(base.work, planned.plan, watch)
     return Run(
         planned, _times(base.work, outcome, planned.overheads), tuple(watch.domain.sentences()), watch.most_running,
         (watch.faster, watch.steps, watch.faster_ns, watch.steps_ns),

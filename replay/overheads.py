@@ -83,10 +83,14 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
         _to_token(requests, steps, residency),
         r["finish_ns"] - r["last_token_ns"],
     ]
-    untold = _untold(trace)
+    said = _said(trace)
     figures, counts = [], []
     for i, v in enumerate(values):
-        v = v.drop_nulls() if i not in untold else v.clear()
+        if i in said:
+            figures.append(said[i][0])
+            counts.append(said[i][1])
+            continue
+        v = v.drop_nulls()
         middle = (v.mean() if i == 4 else v.median()) if v.len() else 0
         assert isinstance(middle, int | float)
         figures.append(max(0, round(middle)))
@@ -95,14 +99,24 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
     return Overheads(late, network, front, ready, gap, token, end, n=tuple(counts))
 
 
-def _untold(trace: Trace) -> set[int]:
-    """What a replay had to take as 0, by position: its rows cannot tell that from a measured 0, its manifest can."""
+def _said(trace: Trace) -> dict[int, tuple[int, int]]:
+    """What a replay's manifest says that it was made with, by position: (ns, behind how many values). Its rows cannot tell a
+    measured 0 from an unknown one, and where a decode server waits for hand-overs they show that wait between steps too."""
     info = trace.manifest.replay
     said = info.cost_model.get("outside_steps") if info is not None else None
     if not isinstance(said, dict):
-        return set()
-    names = [f.name for f in fields(Overheads) if f.name != "n"]
-    return {i for i, name in enumerate(names) if isinstance(said.get(name), dict) and not said[name].get("n")}
+        return {}
+    found = {}
+    for i, f in enumerate(f for f in fields(Overheads) if f.name != "n"):
+        figure = said.get(f.name)
+        if not isinstance(figure, dict):
+            continue
+        ns, n = figure.get("ns"), figure.get("n")
+        if not n:
+            found[i] = (0, 0)
+        elif type(ns) is int and type(n) is int and ns >= 0 and n > 0:
+            found[i] = (ns, n)
+    return found
 
 
 def _idle_start(r: pl.DataFrame) -> pl.Series:

@@ -50,7 +50,7 @@ def own_policy(manifest: Manifest) -> Own:
         return Own(Policy(name=_NAME), servers[0].model_copy(deep=True) if servers else Server(name="engine"))
     first = servers[0].model_copy(deep=True) if servers else Server(name="engine")
     if len(servers) > 1:
-        first.name = first.name.removesuffix("-0") or "engine"
+        first.name = "engine" if policy.split is not None else first.name.removesuffix("-0") or "engine"
     first.config.pop("role", None)
     platform = said.get("platform")
     return Own(policy, first, platform if isinstance(platform, str) else None)

@@ -301,17 +301,15 @@ def test_words() -> None:
     assert TERMS[0].name == "ceiling"
 
 
-def test_transfers_of_a_split_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfers_of_a_split_can_be_taken_away() -> None:
     """Four prompts of 100 tokens one after another, 1 ms a step; 1,000 bytes a token at 10^8 bytes/s take 1 ms each."""
     from hoptrace.reconstruct import Steps
     from hoptrace.replay import ceiling_runs
     from hoptrace.replay.overheads import Overheads
     from hoptrace.replay.own_policy import Own
-    from hoptrace.replay.plain import simulate
     from hoptrace.replay.policy import parse_policy
     from hoptrace.replay.workload import Workload
 
-    monkeypatch.setattr(ceiling_runs, "simulate", simulate)
     none = np.zeros(0, dtype=np.int64)
     n = 4
     work = Workload(
@@ -322,7 +320,7 @@ def test_transfers_of_a_split_can_be_taken_away(monkeypatch: pytest.MonkeyPatch)
     )
     own = Own(policy, Server(name="s", max_sequences=8, max_batched_tokens=512, kv_capacity_tokens=10_000, prefix_caching=False))
     empty = pl.DataFrame()
-    base = ceiling_runs.Base(work, own, fixed(step_ns=MS), Overheads(), Steps(empty, empty, "none", None))  # type: ignore[call-arg]
+    base = ceiling_runs.Base(work, own, fixed(step_ns=MS), Overheads(), Steps(empty, empty, "none"))
     slow = ceiling_runs.play(base)
     fast = ceiling_runs.play(base, parse_policy('[ceilings]\nlinks = "infinite"'))
     before, after, both, added = ceiling_runs.compared(slow, fast)
@@ -330,3 +328,19 @@ def test_transfers_of_a_split_can_be_taken_away(monkeypatch: pytest.MonkeyPatch)
     # Prompt 1 ms, transfer 1 ms, two more tokens 2 ms.
     assert before["e2e_mean_ns"] == 4 * MS and after["e2e_mean_ns"] == 3 * MS
     assert before["ttft_mean_ns"] == after["ttft_mean_ns"] == MS
+
+
+def test_a_replay_of_a_split_asks_for_its_transfers() -> None:
+    from hoptrace.replay.policy import parse_policy
+    from hoptrace.replay.run import predict
+
+    policy = parse_policy(
+        'name = "pd"\n[split]\nprefill = 1\ndecode = 1\nlink = "x"\n[links.x]\ngbytes_per_s = 0.001\nlatency_us = 1000\n'
+        "[kv]\nbytes_per_token = 1000\n"
+    )
+    split = predict(hoptrace.open(DATA / "steady.trace"), policy, check=False).trace
+    c = by_name(split)
+    assert c["transfers"].left_out is None and c["transfers"].taken_away == "the time of every transfer of KV"
+    assert c["transfers"].e2e is not None and c["transfers"].e2e > 1.01
+    # Law 3: what the split's replay says is what its rows say.
+    assert c["transfers"].error == pytest.approx({"e2e": 0, "ttft": 0, "tpot": 0}, abs=1e-8)
