@@ -11,7 +11,7 @@ from hoptrace.replay.plain.loading import room_for_load
 from hoptrace.replay.plain.requests import ROW, Request
 from hoptrace.replay.plain.world import World
 
-__all__ = ["begin_streams", "drop_room", "hand_over", "join", "plan_streams", "pull"]
+__all__ = ["begin_streams", "drop_room", "end_streams", "hand_over", "join", "plan_streams", "pull"]
 
 
 def whole_there(w: World, r: Request) -> int:

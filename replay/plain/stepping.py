@@ -7,7 +7,7 @@ from heapq import heappush
 from hoptrace.replay.draws import MILLION, draw_plain
 from hoptrace.replay.outcome import CHUNK, DECODE, SKIPPED
 from hoptrace.replay.plain.engine import Engine, StepSoFar
-from hoptrace.replay.plain.handover import begin_streams, hand_over
+from hoptrace.replay.plain.handover import begin_streams, end_streams, hand_over
 from hoptrace.replay.plain.passes import Pass
 from hoptrace.replay.plain.requests import Request
 from hoptrace.replay.plain.stored import Stored
@@ -137,6 +137,7 @@ def end_step(w: World, e: Engine, now: int) -> None:
             r.prompt_step = number
             hand_over(w, r, e, now)
         else:
+            end_streams(w, r, e, now)
             r.decoding = r.decoding or ends_prompt
             stay.append(r)
     e.running = stay
