@@ -175,6 +175,12 @@ def plan_of(
     places = Places(tuple(engines), tuple(machines), token_bytes, ways)
     tiers = tiers_of(policy, places)
     handover = handover_of(policy, places, of_engine[-1].server)
+    told = policy.kv.block_size_tokens or own.block_size_tokens
+    if not told and any(w.per_block_ns for w in ways.ways) and any(k.resolved.block_size_tokens == 1 for k in kinds):
+        notes.append(
+            "How many tokens a KV block has is unknown: taken as one, and every block of a transfer pays its fixed time. "
+            "Set kv.block_size_tokens."
+        )
     _check_routing(policy, [k.resolved for k in kinds], work, notes)
     plan = Plan(
         engines=tuple(engines),

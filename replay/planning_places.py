@@ -72,6 +72,9 @@ def _between(policy: Policy, places: Places, sender: int, receiver: int) -> int:
     here, there = places.machines[sender], places.machines[receiver]
     if here is None or there is None:
         raise _no_link("[split]")
+    # Its blocks are counted as the receiver has them.
+    if (here.block_bytes, here.block_size_tokens) != (there.block_bytes, there.block_size_tokens):
+        here = replace(here, block_bytes=there.block_bytes, block_size_tokens=there.block_size_tokens, joined={})
     costs = _read_or_write(policy, here, there)
     if here.platform != there.platform or here.ranks != there.ranks:
         costs = (_of_two(costs[0], _read_or_write(policy, there, here)[0]),)

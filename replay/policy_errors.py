@@ -17,6 +17,18 @@ __all__ = ["Place", "allowed", "explain", "line_of", "place_name", "sections", "
 
 _A_NAME = "a name of letters, digits, dots, dashes and underscores"
 
+_CALLED = {
+    "continuous": "mixed", "chunked": "mixed", "decode_first": "mixed", "decode-first": "mixed",
+    "mixed_batching": "prompts_first", "prefill-first": "prefill_first", "prompts-first": "prompts_first", "fifo": "fcfs", "sjf": "shortest", "slo": "slack",
+    "round-robin": "round_robin", "rr": "round_robin", "jsq": "least_load", "least-load": "least_load", "p2c": "power_of_two",
+    "power_of_2": "power_of_two", "prefix-aware": "prefix_aware", "kv-aware": "kv_use", "kv_aware": "kv_use", "sticky": "session",
+    "host_dram": "dram", "host": "dram", "cpu": "dram", "disk": "nvme", "ssd": "nvme", "cxl": "cxl_pool", "rdma": "remote_dram",
+    "write_through": "through", "write-through": "through", "write_back": "back", "write-back": "back", "per-layer": "per_layer",
+    "layerwise": "per_layer", "read": "pull", "bfloat16": "bf16", "float16": "f16", "fp16": "f16", "float32": "f32",
+    "e4m3": "fp8_e4m3",
+}  # fmt: skip
+"""What others call it."""
+
 Place = tuple[str | int, ...]
 """Where something stands in a file: names of tables and keys, numbers in arrays."""
 
@@ -68,9 +80,13 @@ def explain(root: type[BaseModel], errors: Sequence[Any], data: Any, text: str, 
         field_info = (_model_at(root, place[:-2]) or root).model_fields.get(str(place[-2]))
         key = str(place[-2])
     words = "a table" if field_info is None else allowed(field_info)
+    called = _CALLED.get(str(error.get("input")).lower()) if isinstance(error.get("input"), str) else None
+    if called is not None and f'"{called}"' in words:
+        words = f'{words}. Did you mean "{called}"?'.removesuffix(".")
     if error["loc"][-1] == "[key]":
         words = _A_NAME
-    return InputError(f"{where}: {key} = {_shown(error['input'])} is not possible.", hint=f"Allowed: {words}.")
+    end = "" if words.endswith("?") else "."
+    return InputError(f"{where}: {key} = {_shown(error['input'])} is not possible.", hint=f"Allowed: {words}{end}")
 
 
 def wrong(place: Place, sentence: str, hint: str, text: str, name: str) -> InputError:

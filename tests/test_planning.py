@@ -235,6 +235,16 @@ def test_paths_of_a_platform() -> None:
         planned("[split]\nprefill = 1\ndecode = 1")
 
 
+def test_blocks_of_a_transfer_are_the_receivers() -> None:
+    text = '[kv]\ncontiguous = "block"\n[split]\nprefill = 1\ndecode = 1\nmechanism = "peer_copy"\n'
+    same = planned(text, platform="h100-sxm-80gb").plan.ways[0]
+    large = planned(text + "[split.prefill_server.kv]\nblock_size_tokens = 64", platform="h100-sxm-80gb").plan.ways[0]
+    assert large == same
+    told = planned(text, platform="h100-sxm-80gb", server=SERVER.model_copy(update={"block_size_tokens": None}))
+    assert any("taken as one" in n for n in told.notes)
+    assert not any("taken as one" in n for n in planned(text, platform="h100-sxm-80gb").notes)
+
+
 def test_kv_types_scale_bytes_and_room() -> None:
     p = planned('[kv]\ndtype = "fp8"')
     assert p.plan.kv_token_bytes == 65_536 and p.plan.engines[0].capacity_tokens == 200_000

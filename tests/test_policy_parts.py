@@ -147,6 +147,23 @@ def test_what_has_no_reference_is_refused_by_name(text: str, message: str) -> No
     assert (e.value.hint or "").startswith("What there is: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('[batching]\nmode = "continuous"', "mixed"),
+        ('[batching]\norder = "sjf"', "shortest"),
+        ('[routing]\nkind = "Round-Robin"', "round_robin"),
+        ('[[tiers]]\nkind = "host_dram"\ncapacity_tokens = 1', "dram"),
+        (PD + 'transfer = "per-layer"', "per_layer"),
+        ('[kv]\ndtype = "bfloat16"', "bf16"),
+    ],
+)
+def test_what_others_call_it_is_understood(text: str, meant: str) -> None:
+    with pytest.raises(InputError) as e:
+        parse_policy(text, "p.toml")
+    assert str(e.value).endswith(f'Did you mean "{meant}"?')
+
+
 def test_no_key_or_value_of_the_schema_is_refused() -> None:
     """The table may not shadow what there is."""
     keys = set(Policy.model_fields) | {k for m in sections(Policy).values() for k in m.model_fields}
