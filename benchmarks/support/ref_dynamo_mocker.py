@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("DYN_LOG", "error")
 
 from dynamo import _core
 
@@ -68,9 +71,10 @@ def main(folder: Path) -> None:
                 num_prefill_workers=prefills, num_decode_workers=decodes, arrival_speedup_ratio=speed,
             )  # fmt: skip
 
-        def prefix(blocks: int) -> list[dict[str, Any]]:
+        def prefix(blocks: int, workers: int = 1, **router: Any) -> list[dict[str, Any]]:
             more = {"enable_prefix_caching": True, "num_gpu_blocks": blocks, "block_size": 512, "max_num_batched_tokens": 8192}
-            return replay(folder / "mooncake_slice.jsonl", 512, extra_engine_args={"engine": {**ENGINE, **more}})
+            engine = {"engine": {**ENGINE, **more}}
+            return replay(folder / "mooncake_slice.jsonl", 512, extra_engine_args=engine, num_workers=workers, **router)
 
         def prompts_first(chunk: int) -> list[dict[str, Any]]:
             rules = {
@@ -98,6 +102,8 @@ def main(folder: Path) -> None:
             "prompts_first_in_chunks": prompts_first(1024),
             "prefix": prefix(200_000),
             "prefix_evictions": prefix(3000),
+            "prefix_four_workers": prefix(2000, 4),
+            "prefix_kv_router": prefix(2000, 4, router_mode="kv_router", router_config=_core.KvRouterConfig()),
         }
     for name, rows in found.items():
         columns = [c for c in COLUMNS if any(r[c] is not None for r in rows)]
