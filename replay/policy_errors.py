@@ -19,7 +19,8 @@ _A_NAME = "a name of letters, digits, dots, dashes and underscores"
 
 _CALLED = {
     "continuous": "mixed", "chunked": "mixed", "decode_first": "mixed", "decode-first": "mixed",
-    "mixed_batching": "prompts_first", "prefill-first": "prefill_first", "prompts-first": "prompts_first", "fifo": "fcfs", "sjf": "shortest", "slo": "slack",
+    "mixed_batching": "prompts_first", "prefill-first": "prefill_first", "prompts-first": "prompts_first",
+    "fifo": "fcfs", "sjf": "shortest", "slo": "slack",
     "round-robin": "round_robin", "rr": "round_robin", "jsq": "least_load", "least-load": "least_load", "p2c": "power_of_two",
     "power_of_2": "power_of_two", "prefix-aware": "prefix_aware", "kv-aware": "kv_use", "kv_aware": "kv_use", "sticky": "session",
     "host_dram": "dram", "host": "dram", "cpu": "dram", "disk": "nvme", "ssd": "nvme", "cxl": "cxl_pool", "rdma": "remote_dram",
