@@ -173,6 +173,19 @@ def test_per_layer_only_the_last_layer_is_exposed(simulate: Simulate, tokens: in
 
 
 @engines
+@pytest.mark.parametrize("first", ["handover", "recompute"])
+def test_per_layer_sends_each_byte_once(simulate: Simulate, first: Any) -> None:
+    plan = pair(start="push", layers=80, first_token=first)
+    small = (replace(plan.engines[0], max_batched_tokens=512), plan.engines[1])
+    work = ask([0, 1, 2], prompt=2000, output=5)
+    parts = moves(simulate, work, replace(plan, engines=small))
+    for r in range(3):
+        assert sum(m["bytes"] for m in parts if m["request"] == r) == 2_000_000
+    (sent,) = columns(simulate, work, replace(plan, engines=small), "handover_tokens")
+    assert sent.tolist() == [2000] * 3
+
+
+@engines
 @pytest.mark.parametrize("n", [2, 3, 7])
 def test_n_transfers_share_a_link(simulate: Simulate, n: int) -> None:
     plan = pair()
