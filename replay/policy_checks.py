@@ -258,7 +258,10 @@ def _links(policy: Policy) -> Iterator[Problem]:
     for at, part in parts:
         if part.link is not None and part.mechanism is not None:
             yield Problem((*at, "mechanism"), "link and mechanism are both given.", "Leave one of them out.")
-        for name in link_names(part.link):
+        names = link_names(part.link)
+        if len(set(names)) < len(names):
+            yield Problem((*at, "link"), "A link is named twice: the bytes cross each once.", "Leave one of them out.")
+        for name in names:
             if name not in policy.links:
                 known = ", ".join(policy.links) or "none"
                 yield Problem((*at, "link"), f"There is no link {name}.", f"[links.NAME] describes one; there are: {known}.")

@@ -73,6 +73,7 @@ def test_errors_inside_nested_tables(text: str, message: str) -> None:
         (PD + '[batching]\nmode = "static"', 'mode = "static" does not go with [split]'),
         (PD + '[split.decode_server.batching]\norder = "shortest"', "p.toml, line 5: The order is one for all servers."),
         (PD + '[split.decode_server.kv]\ndtype = "fp8"', "p.toml, line 5: KV has one type on both sides"),
+        (PD + 'link = ["x", "x"]\n[links.x]\ngbytes_per_s = 1', "p.toml, line 4: A link is named twice"),
         (PD + 'link = "nic"', "p.toml, line 4: There is no link nic. [links.NAME] describes one; there are: none."),
         (
             PD + 'link = "x"\nmechanism = "rdma"\n[links.x]\ngbytes_per_s = 1',
