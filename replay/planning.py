@@ -61,7 +61,7 @@ class Planned:
         resolved: of each engine.
         overheads: time outside the steps that the plan goes by; those that have no place in it (delivery) too.
         parts: parts of the user's own (``python:NAME``), which only :mod:`hoptrace.replay.plain` runs; null without any.
-        platform: as it was given.
+        platform: as it was given. sources: of the figures of its access paths that the plan rests on.
         taken_away: what [ceilings] take away, in words; empty without any.
     """
 
@@ -72,6 +72,7 @@ class Planned:
     overheads: Overheads
     policy: Policy
     platform: Any = None
+    sources: tuple[str, ...] = ()
     parts: Parts | None = None
     taken_away: str = ""
 
@@ -89,6 +90,8 @@ class Planned:
                 found["split"][name] = _deep(found["split"].get(name, {}), numbers)
         if isinstance(self.platform, str) and self.plan.ways:
             found["platform"] = self.platform
+        if self.sources:
+            found["sources"] = list(self.sources)
         return found
 
 
@@ -175,6 +178,9 @@ def plan_of(
     places = Places(tuple(engines), tuple(machines), token_bytes, ways)
     tiers = tiers_of(policy, places)
     handover = handover_of(policy, places, of_engine[-1].server)
+    if ways.sources:
+        used = ", ".join(dict.fromkeys(str(k.platform) for k in kinds if isinstance(k.platform, str))) or "the platform given"
+        notes.append(f"Transfers go by the catalogue's figures of {used}; their sources are in the manifest.")
     told = policy.kv.block_size_tokens or own.block_size_tokens
     if not told and any(w.per_block_ns for w in ways.ways) and any(k.resolved.block_size_tokens == 1 for k in kinds):
         notes.append(
@@ -212,6 +218,7 @@ def plan_of(
         overheads=outside,
         policy=policy,
         platform=platform,
+        sources=tuple(ways.sources),
         parts=parts_of(policy),
         taken_away=", ".join(taken),
     )

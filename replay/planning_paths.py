@@ -107,6 +107,7 @@ def platform_way(ways: Ways, costs: Sequence[PathCost], src: str, dst: str, owne
     at: list[int] = []
     path: list[str] = []
     for cost in costs:
+        ways.sources.update(dict.fromkeys(cost.sources))
         ways.notes += [n for n in cost.notes if n not in ways.notes]
         for link in cost.links:
             name = _owned(link, owners)

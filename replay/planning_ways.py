@@ -28,12 +28,13 @@ class Ways:
     Attributes:
         described: the policy's [links].
         free: whether every transfer takes no time at all ([ceilings] links).
-        notes: grows with what a reader has to know.
+        notes: grows with what a reader has to know; sources: with where a platform's figures are from.
     """
 
     described: Mapping[str, Link]
     free: bool = False
     notes: list[str] = field(default_factory=list)
+    sources: dict[str, None] = field(default_factory=dict)
     links: list[LinkSpec] = field(default_factory=list)
     ways: list[Way] = field(default_factory=list)
     _by_name: dict[str, int] = field(default_factory=dict)

@@ -213,6 +213,8 @@ def test_paths_of_a_platform() -> None:
     assert [n for n in way.path if n in ends] == list(ends)
     assert [rates[n] for n in ends] == [55_000_000_000, 44_000_000_000, 44_000_000_000, 55_000_000_000]
     assert way.mechanism == "rdma" and way.transfers_per_block == 64 and way.base_ns > 0
+    assert any("Beluga" in s for s in p.sources) and p.as_dict()["sources"] == list(p.sources)
+    assert "Transfers go by the catalogue's figures of h100-sxm-80gb; their sources are in the manifest." in p.notes
     # One copy a piece: a block in one piece pays a 64th of its fixed time.
     tier = '[[tiers]]\nkind = "dram"\ncapacity_tokens = 1000\n'
     apart = planned(tier, platform="h100-sxm-80gb").plan
