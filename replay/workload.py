@@ -153,15 +153,10 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
     notes = []
     for why, n in left_out.items():
         notes.append(f"{n} of {requests.height} requests are left out of the replay: {why}.")
-    blocks, unusable = _blocks(frame)
+    ptr, block_id, block_end, least, unusable = _blocks(frame)
     if unusable:
         whose = f"{unusable} request{'' if unusable == 1 else 's'}"
         notes.append(f"The prefix blocks of {whose} are not used: their size in tokens is unknown.")
-    ptr = np.zeros(frame.height + 1, dtype=np.int64)
-    np.cumsum(np.bincount(blocks["row"].to_numpy(), minlength=frame.height), out=ptr[1:])
-    distinct = 0 if not blocks.height else int(blocks["id"].max()) + 1  # type: ignore[arg-type]
-    least = np.full(distinct, np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(least, blocks["id"].to_numpy(), blocks["size"].to_numpy())
     request, arrival, prompt, output = (
         frame[c].cast(pl.Int64).to_numpy().copy() for c in ("request", "arrival_ns", "prompt_tokens", "output_tokens")
     )
@@ -171,8 +166,8 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
         prompt,
         output,
         block_ptr=ptr,
-        block_id=blocks["id"].cast(pl.Int64).to_numpy().copy(),
-        block_end=blocks["end"].to_numpy().copy(),
+        block_id=block_id,
+        block_end=block_end,
         block_tokens=least,
         left_out=left_out,
         notes=tuple(notes),
@@ -193,26 +188,56 @@ def _numbered(names: pl.Series) -> _Ints:
     return numbers.to_numpy().copy()
 
 
-def _blocks(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """One row per block of the (sorted) requests: row, id, end, size; and how many requests' blocks cannot be used."""
-    tokens, chars = pl.col("prompt_tokens"), pl.col("prompt_chars")
+def _blocks(frame: pl.DataFrame) -> tuple[_Ints, _Ints, _Ints, _Ints, int]:
+    """Of the (sorted) requests: block_ptr, block_id, block_end, block_tokens, and of how many the blocks cannot be used.
+    Ids are numbers in the order in which the blocks first come."""
+    has = (pl.col("prefix_blocks").list.len() > 0).fill_null(False)
     known = (pl.col("block_size") > 0) & (
-        (pl.col("block_unit") == "tokens") | ((pl.col("block_unit") == "characters") & (chars > 0))
+        (pl.col("block_unit") == "tokens") | ((pl.col("block_unit") == "characters") & (pl.col("prompt_chars") > 0))
     )
-    rows = frame.with_row_index("row").filter(pl.col("prefix_blocks").list.len() > 0)
-    usable = rows.filter(known.fill_null(False))
-    end = (pl.col("j") + 1) * pl.col("block_size")
-    end = pl.when(pl.col("block_unit") == "characters").then(end * tokens // chars).otherwise(end)
-    blocks = (
-        usable.with_columns(pl.int_ranges(0, pl.col("prefix_blocks").list.len()).alias("j"))
-        .explode("prefix_blocks", "j")
-        .with_columns(pl.min_horizontal(end, tokens).cast(pl.Int64).alias("end"))
-        .with_columns((pl.col("end") - pl.col("end").shift(1, fill_value=0).over("row")).alias("size"))
-    )
-    key = ["hash_space", "prefix_blocks"]
-    ids = blocks.select(key).unique(maintain_order=True).with_row_index("id")
-    joined = blocks.join(ids, on=key, how="left", nulls_equal=True, maintain_order="left")
-    return joined.select(pl.col("row").cast(pl.Int64), pl.col("id").cast(pl.Int64), "end", "size"), rows.height - usable.height
+    told = frame.select(has.alias("has"), (has & known.fill_null(False)).alias("usable"))
+    rows = np.flatnonzero(told["usable"].to_numpy())
+    unusable = int(told["has"].sum()) - len(rows)
+    used = frame[rows] if len(rows) < frame.height else frame
+    counts = np.zeros(frame.height, dtype=np.int64)
+    counts[rows] = used["prefix_blocks"].list.len().fill_null(0).to_numpy()
+    ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if not len(rows):
+        none = np.zeros(0, dtype=np.int64)
+        return ptr, none, none, none, unusable
+    each = counts[rows]
+    values = used["prefix_blocks"].explode()
+    space = used["hash_space"].cast(pl.Categorical).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+    unlike = np.repeat(2 * space, each) + values.is_null().to_numpy()
+    ids = _first_come(values.fill_null(0).to_numpy(), unlike)
+    tokens = used["prompt_tokens"].cast(pl.Int64).to_numpy()
+    chars = np.where((used["block_unit"] == "characters").to_numpy(), used["prompt_chars"].fill_null(1).to_numpy(), 0)
+    # A block longer than its prompt ends with it.
+    size = np.minimum(used["block_size"].to_numpy(), np.where(chars > 0, chars, tokens))
+    nth = np.arange(1, ptr[-1] + 1) - np.repeat(ptr[rows], each)
+    end = nth * np.repeat(size, each)
+    if (chars > 0).any():
+        of = np.repeat(np.maximum(chars, 1), each)
+        end = np.where(np.repeat(chars > 0, each), end * np.repeat(tokens, each) // of, end)
+    end = np.minimum(end, np.repeat(tokens, each))
+    length = end - np.where(nth == 1, 0, np.concatenate([[0], end[:-1]]))
+    least = np.full(int(ids.max()) + 1, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(least, ids, length)
+    return ptr, ids, end, least, unusable
+
+
+def _first_come(values: _Ints, unlike: _Ints) -> _Ints:
+    """Numbers of the (value, kind) pairs in the order in which they first come."""
+    found = np.unique(values, return_inverse=True)[1].astype(np.int64)
+    if unlike.min() != unlike.max():
+        kinds, kind = np.unique(unlike, return_inverse=True)
+        found = np.unique(found * len(kinds) + kind, return_inverse=True)[1].astype(np.int64)
+    first = np.full(int(found.max()) + 1, len(found), dtype=np.int64)
+    np.minimum.at(first, found, np.arange(len(found)))
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    numbered: _Ints = rank[found]
+    return numbered
 
 
 def parse_rate(text: str) -> Fraction:
