@@ -95,7 +95,8 @@ def prepare(
     ran = own_policy(trace.manifest)
     asked = on_top(ran.policy, policy)
     server = ran.server
-    platform = platform or ran.platform
+    # Of a replay: what its transfers go by. Its step cost is that of its own steps.
+    paths_of = platform or ran.platform
     say("reading the workload")
     work = workload(trace)
     asked_work, how_asked = arrange(work, trace, arrivals, fast)
@@ -124,7 +125,7 @@ def prepare(
 
     def plan(p: Policy, w: Workload, priced: StepCost | CostOf, **more: Any) -> Planned:
         return plan_of(
-            p, server=server, work=w, costs=priced, overheads=outside, platform=platform, steps=seen.steps, seed=seed, **more
+            p, server=server, work=w, costs=priced, overheads=outside, platform=paths_of, steps=seen.steps, seed=seed, **more
         )
 
     own = plan(ran.policy, own_work, costs if "recorded_on" not in how else own_cost)
