@@ -87,6 +87,7 @@ times, outer and inner variable, how many outer values, where its grid begins.
 
 A grid: the outer values, for each where its row begins, then the rows: how many, their inner values, their times in ps."""
 
+IN_ORDER = 1 << 40
 RUN = 16
 """Steps in a row that take neighbouring residuals."""
 
@@ -181,14 +182,15 @@ def pieces_ps(costs: np.ndarray, at: int, side: int, pr: int, pt: int, pc: int, 
 @cached_njit
 def residual(costs: np.ndarray, at: int, draw: int, prefill: bool, decode: bool) -> int:
     """The residual of a step: millionths of its cost, or ns beyond :data:`STALL`. Tables are in the order of the recording:
-    ``draw`` chooses where a run of :data:`RUN` steps begins (its upper bits), and which of the run this one is."""
+    ``draw`` chooses where a run of :data:`RUN` steps begins (its upper bits), and which of the run this one is; one below
+    :data:`IN_ORDER` is a position in the table, from the start again behind its end."""
     first, kind = at + costs[at + 5], (2 if decode else 1) if prefill else 0
     for k in range(kind):
         first += costs[at + 2 + k]
     n = costs[at + 2 + kind]
     if n == 0:
         return 0
-    i = ((draw // RUN & 0xFFFFF) * n >> 20) + draw % RUN
+    i = draw if draw < IN_ORDER else ((draw // RUN & 0xFFFFF) * n >> 20) + draw % RUN
     return int(costs[first + (i if i < n else i % n)])
 
 

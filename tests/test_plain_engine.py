@@ -14,7 +14,7 @@ from support.workloads import MS, make
 
 from hoptrace.replay import plain
 from hoptrace.replay.plan import EngineSpec, Plan
-from hoptrace.stepcost import fixed
+from hoptrace.stepcost import StepCost, fixed
 
 REFERENCE = Path(__file__).parent / "data" / "reference"
 
@@ -45,3 +45,11 @@ def test_equal_to_another_simulator_on_its_reference() -> None:
     ours = said_by(plain.simulate, work, Plan((engine,), (fixed(any_prefill_ns=50 * MS, any_decode_ns=12 * MS),))).requests
     for mine, theirs in (("first_token_ns", "first_token_ms"), ("last_token_ns", "finish_ms")):
         assert np.abs(ours[mine].to_numpy() / MS - said[theirs].to_numpy()).max() <= 0.001
+
+
+def test_seed_nought_takes_the_residuals_in_the_order_of_the_recording() -> None:
+    cost = StepCost({"step": 1_000_000}, "fitted", residuals={"decode": (0, 100_000, 200_000), "prefill": (500_000, 0)})
+    work = make((0, 8, 6), (100_000, 4, 1))
+    steps = said_by(plain.simulate, work, Plan((EngineSpec("one"),), (cost,))).steps
+    # A prompt, five decode steps (the table begins again behind its end), the other prompt.
+    assert (steps["end_ns"] - steps["start_ns"]).to_list() == [1500, 1000, 1100, 1200, 1000, 1100, 1000]

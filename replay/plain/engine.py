@@ -38,6 +38,7 @@ class Engine:
         awake, ready_ns: whether it wants to try a pass, and from when on it may.
         reading: blocks that are being loaded from tiers, and for whom.
         preempted: driven out since its last step began.
+        kinds: steps begun of each kind: decoders only, prompts only, both.
         waiting: [requests, prompt tokens] of those not driven out nor handed over, [requests, tokens known] of the others.
     """
 
@@ -58,6 +59,7 @@ class Engine:
     ready_ns: int = -UNLIMITED
     preempted: int = 0
     reading: dict[int, int] = field(default_factory=dict)
+    kinds: list[int] = field(default_factory=lambda: [0, 0, 0])
     waiting: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     @property

@@ -185,16 +185,25 @@ class Pass:
     def _fits(self, need: int, hits: Hits | None) -> bool:
         return need + watermark(self.e) <= self.e.kv.available(hits)
 
+    def _prompt_tokens(self, r: Request, rest: int) -> int:
+        """How many of the ``rest`` of its tokens an admitted one computes; 0: the budget does not do."""
+        if rest <= self.budget:
+            return rest
+        if self.e.spec.chunked_prefill:
+            return self.budget
+        alone = not self._prompts and (r.driven_out or self.e.spec.mode == "prompts_first")
+        return rest if alone else 0
+
     def _admit_arrived(self, r: Request) -> bool:
         e = self.e
         rest = r.whole - r.computed
         if r.decoding:
             tokens = min(self._most, self.budget)
-        elif rest > self.budget and not e.spec.chunked_prefill:
-            self.blocked = BUDGET
-            return False
         else:
-            tokens = min(rest, self.budget)
+            tokens = self._prompt_tokens(r, rest)
+            if tokens == 0:
+                self.blocked = BUDGET
+                return False
         if not self._fits(e.kv.need(r, max(r.whole, r.computed + tokens)), None):
             self.blocked = KV
             if not e.running and not e.loading and not e.held:
@@ -224,13 +233,10 @@ class Pass:
                 return False
             load(self.w, r, e, hits, found, self.now)
             return True
-        rest = r.whole - hits.tokens
-        if rest > self.budget:
-            if e.spec.chunked_prefill:
-                rest = self.budget
-            elif self._prompts or not (r.driven_out or e.spec.mode == "prompts_first"):
-                self.blocked = BUDGET
-                return False
+        rest = self._prompt_tokens(r, r.whole - hits.tokens)
+        if rest == 0:
+            self.blocked = BUDGET
+            return False
         if not self._fits(max(0, e.kv.rounded(r.whole) - hits.shared), hits):
             self.blocked = KV
             return False

@@ -12,11 +12,9 @@ from hoptrace.replay.plain.passes import Pass
 from hoptrace.replay.plain.requests import Request
 from hoptrace.replay.plain.stored import Stored
 from hoptrace.replay.plain.world import World
-from hoptrace.stepcost_kernel import step_ns
+from hoptrace.stepcost_kernel import RUN, step_ns
 
 __all__ = ["end_step", "try_step"]
-
-_RESIDUALS_TOGETHER = 16
 
 
 def try_step(w: World, e: Engine, now: int) -> None:
@@ -88,8 +86,7 @@ def _begin(w: World, e: Engine, p: Pass, stored: Stored | None, now: int) -> Non
     prefill = len(prompts), sum(r.share for r in prompts), sum(r.computed for r in prompts)
     decode = len(decoders) + len(padding), sum(r.computed for r in [*decoders, *padding])
     tokens = sum(r.share for r in decoders) + len(padding)
-    h = draw_plain(w.plan.seed, 5, e.index, e.steps // _RESIDUALS_TOGETHER)
-    draw = h - h % _RESIDUALS_TOGETHER + e.steps % _RESIDUALS_TOGETHER
+    draw = _residual_draw(w, e, (2 if decode[0] else 1) if prefill[0] else 0)
     cost = int(step_ns(w.costs, w.cost_at[e.index], draw, *prefill, *decode, tokens - decode[0]))
     spec = w.plan.speculation
     if spec is not None and p.proposes and decoders:
@@ -103,6 +100,15 @@ def _begin(w: World, e: Engine, p: Pass, stored: Stored | None, now: int) -> Non
     e.steps += 1
     e.preempted = 0
     w.wake_at(e, end)
+
+
+def _residual_draw(w: World, e: Engine, kind: int) -> int:
+    """Which residual the step takes: in the order of the recording (seed 0), or drawn in runs of sixteen."""
+    if w.plan.seed == 0:
+        e.kinds[kind] += 1
+        return 1009 * e.index + e.kinds[kind] - 1
+    h = draw_plain(w.plan.seed, 5, e.index, e.steps // RUN)
+    return h - h % RUN + e.steps % RUN
 
 
 def end_step(w: World, e: Engine, now: int) -> None:

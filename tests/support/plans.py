@@ -1,4 +1,4 @@
-"""Random works and plans for the replay's engines, small and nasty: little KV, small budgets, blocks of odd sizes, ties in time."""
+"""Random works and plans for the replay's engines, small and nasty: little KV, small budgets, odd blocks, ties in time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hoptrace.replay.plan import EngineSpec, Handover, LinkSpec, Order, Plan, Routing, Speculation, TierSpec, Way
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost, fixed
+from hoptrace.stepcost_table import STALL
 
 __all__ = ["FEATURES", "COSTS", "make_work", "plans", "works"]
 
@@ -18,9 +19,16 @@ FEATURES = ("batching", "routing", "split", "tiers")
 
 COSTS = (
     fixed(step_ns=1000, prefill_token_ns=10, decode_request_ns=5),
-    fixed(step_ns=1_234.891, prefill_token_ns=3_210.7, prefill_attention_ns=11.3, decode_request_ns=99.9, decode_context_token_ns=1.17),
+    fixed(
+        step_ns=1_234.891, prefill_token_ns=3_210.7, prefill_attention_ns=11.3, decode_request_ns=99.9,
+        decode_context_token_ns=1.17,
+    ),
     StepCost({"step": 100}, "fixed"),  # rounds to nothing: a step lasts 1 ns at least
     fixed(any_prefill_ns=50, any_decode_ns=12),
+    StepCost(
+        {"step": 900_000}, "fitted",
+        residuals={"decode": (0, 100_000, -100_000, STALL + 777, 5), "prefill": (200_000, 0), "mixed": (1, 300_000, 400_000)},
+    ),
 )  # fmt: skip
 ROUTINGS = ("round_robin", "random", "least_load", "power_of_two", "prefix_aware", "kv_use", "session")
 
@@ -57,19 +65,20 @@ def make_work(rows: list[dict[str, Any]], block: int) -> Workload:
 
 
 @st.composite
-def works(draw: st.DrawFn, most: int = 14) -> Workload:
+def works(draw: st.DrawFn, most: int = 20) -> Workload:
     """Up to ``most`` small requests, some of which begin alike, come at once, or come after others."""
     block = draw(st.sampled_from([1, 3, 4, 5, 16]))
     partial = draw(st.booleans())
     related = draw(st.booleans())
-    branches = draw(st.integers(1, 3))
-    spread = draw(st.sampled_from([0, 30, 3000, 40_000]))
+    branches = draw(st.integers(1, 2))
+    longest = draw(st.sampled_from([(8, 30), (16, 20), (30, 12), (30, 3)]))
+    spread = draw(st.sampled_from([0, 30, 3000, 20_000]))
     rows: list[dict[str, Any]] = []
     known: dict[tuple[int, ...], int] = {}
     arrival = draw(st.sampled_from([0, 7]))
     for i in range(draw(st.integers(1, most))):
         arrival += draw(st.integers(0, spread))
-        prompt = draw(st.integers(1, 40))
+        prompt = draw(st.integers(1, longest[0]))
         n = -(-prompt // block) if partial else prompt // block
         n = draw(st.sampled_from([n, n, n, 0, n // 2]))
         # Chained: the id of a block depends on the way to it, and a partial one is another block than the full one.
@@ -79,7 +88,7 @@ def works(draw: st.DrawFn, most: int = 14) -> Workload:
             way = (*way, draw(st.integers(1, branches)))
             size = min(block, prompt - j * block)
             ids.append(known.setdefault((*way, -size), len(known)))
-        row: dict[str, Any] = {"arrival_ns": arrival, "prompt": prompt, "output": draw(st.integers(1, 12)), "ids": ids}
+        row: dict[str, Any] = {"arrival_ns": arrival, "prompt": prompt, "output": draw(st.integers(1, longest[1])), "ids": ids}
         if related:
             row["after"] = draw(st.integers(-1, i - 1))
             row["think_ns"] = draw(st.sampled_from([0, 1, 500]))
@@ -94,17 +103,17 @@ def _engines(draw: st.DrawFn, role: str, n: int, offset: int, *, slots: bool) ->
     """Engines of one role; most often alike."""
     cache = draw(st.sampled_from([None, "pool", "pool", *(["slot"] if slots else [])]))
     block = draw(st.sampled_from([1, 2, 4, 5, 16]))
-    capacity = draw(st.sampled_from([None, 24, 45, 60, 100, 200]))
+    capacity = draw(st.sampled_from([None, 24, 40, 48, 48, 56, 64, 100]))
     spec: dict[str, Any] = {
         "cost": draw(st.integers(0, len(COSTS) - 1)),
         "gap_ns": draw(st.sampled_from([0, 0, 1, 700])),
-        "max_sequences": draw(st.sampled_from([*([] if cache == "slot" else [None]), 1, 2, 3, 8])),
-        "max_batched_tokens": draw(st.sampled_from([None, 1, 3, 8, 40, 64])),
-        "mode": draw(st.sampled_from(["mixed", "mixed", "prefill_first", "static"])),
-        "chunked_prefill": draw(st.booleans()),
+        "max_sequences": draw(st.sampled_from([*([] if cache == "slot" else [None, None]), 1, 2, 3, 8])),
+        "max_batched_tokens": draw(st.sampled_from([None, None, 2, 8, 33, 64])),
+        "mode": draw(st.sampled_from(["mixed", "mixed", "prefill_first", "static", "prompts_first"])),
+        "chunked_prefill": draw(st.sampled_from([True, True, False])),
         "capacity_tokens": None if cache == "slot" else capacity,
         "block_size_tokens": block,
-        "context_tokens": draw(st.sampled_from([None, None, 45])),
+        "context_tokens": draw(st.sampled_from([None, None, None, None, 45])),
         "watermark_tokens": draw(st.sampled_from([0, 0, block, 3 * block])),
         "cache": cache,
         "cache_capacity_tokens": draw(st.sampled_from([None, None, 8, 20])) if cache == "pool" else None,
@@ -168,7 +177,7 @@ def plans(draw: st.DrawFn, n: int, features: frozenset[str] = frozenset(FEATURES
         for i in range(levels):
             way = tuple(draw(st.integers(0, 3)) for _ in engines)
             tiers.append(TierSpec(
-                f"tier-{i}", "host", draw(st.sampled_from([None, 4, 20, 60])), draw(st.booleans()), way, tuple(reversed(way)),
+                f"tier-{i}", "host", draw(st.sampled_from([None, 20, 60, 60])), draw(st.booleans()), way, tuple(reversed(way)),
                 way if i < levels - 1 and draw(st.booleans()) else tuple(-1 for _ in engines),
                 draw(st.sampled_from(["through", "back"])) if i == 0 else "back",  # type: ignore[arg-type]
             ))  # fmt: skip
@@ -183,9 +192,10 @@ def plans(draw: st.DrawFn, n: int, features: frozenset[str] = frozenset(FEATURES
     return Plan(
         engines=tuple(engines), costs=COSTS, links=tuple(links), ways=tuple(ways), routing=draw(_routing()),
         decode_routing=draw(_routing()), order=order, handover=handover, tiers=tuple(tiers),
-        reuse=draw(st.sampled_from(["always", "break_even"])), speculation=speculation, kv_token_bytes=draw(st.sampled_from([1, 1000])),
+        reuse=draw(st.sampled_from(["always", "break_even"])), speculation=speculation,
+        kv_token_bytes=draw(st.sampled_from([1, 1000])),
         before_ns=draw(st.sampled_from([0, 0, 11])), after_ns=draw(st.sampled_from([0, 0, 13])),
-        horizon_ns=draw(st.sampled_from([None, None, None, 2000, 20_000])),
+        horizon_ns=draw(st.sampled_from([None, None, None, None, 2000, 20_000])),
         clients=draw(st.sampled_from([None, None, None, 1, 3])), think_ns=draw(st.sampled_from([0, 100])),
         seed=draw(st.integers(0, 3)),
     )  # fmt: skip

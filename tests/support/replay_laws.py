@@ -42,10 +42,10 @@ def said_by(simulate: Any, work: Workload, plan: Plan, **more: Any) -> Said:
         frame(sink.rows("step"), outcome.STEP, ["engine"]),
         frame(sink.rows("run"), outcome.RUN, ["request", "engine", "first_step"]),
         frame(sink.rows("move"), outcome.MOVE, ["end_ns", "start_ns", *outcome.MOVE[2:]]),
-        frame(found.requests, outcome.REQUEST, []) if False else pl.DataFrame(
+        pl.DataFrame(
             {c: found.requests[:, i] for i, c in enumerate(outcome.REQUEST)}, schema=dict.fromkeys(outcome.REQUEST, pl.Int64)
         ),
-    )  # fmt: skip
+    )
 
 
 def first_difference(a: Said, b: Said) -> str | None:
@@ -142,8 +142,8 @@ def _check_requests(of: pl.DataFrame, work: Workload, plan: Plan) -> None:
         assert row["resumed_tokens"] >= 0
         if row["decode_engine"] >= 0:
             assert 0 <= row["decode_cached_tokens"] <= work.prompt_tokens[r]
-            hand = [row[c] for c in ("prefill_end_ns", "decode_queued_ns", "decode_seen_ns", "decode_scheduled_ns", "last_token_ns")]
-            assert hand == sorted(hand)
+            way = ("prefill_end_ns", "decode_queued_ns", "decode_seen_ns", "decode_scheduled_ns", "last_token_ns")
+            assert [row[c] for c in way] == sorted(row[c] for c in way)
             assert row["handover_start_ns"] <= row["handover_end_ns"] <= row["decode_scheduled_ns"]
         if row["load_start_ns"] >= 0:
             assert row["load_start_ns"] <= row["load_end_ns"]
