@@ -27,6 +27,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     "drive": ("drive", "Send a trace's work to a live server."),
     "import": ("import_files", "Read other tools' files into a trace."),
     "replay": ("replay", "Ask what-if: the same work under another policy."),
+    "sweep": ("sweep", "Ask many what-ifs: the product of policies, platforms and loads."),
     "policies": ("policies", "List the policies there are, or print one as TOML."),
     "platforms": ("platforms", "List the platforms there are, or print one as TOML."),
     "paths": ("paths", "List the ways that data moves, by hops, or price one on a platform."),

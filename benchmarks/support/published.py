@@ -1,0 +1,27 @@
+"""What a comparison with a published result says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Check", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: what, as published, as ours."""
+
+    what: str
+    published: str
+    ours: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """``met``: whether direction, and ratio where the setting is complete, agree. ``why``: what differs and from where."""
+
+    id: str
+    setting: str
+    rows: list[Row] = field(default_factory=list)
+    met: bool = False
+    why: str = ""
