@@ -14,18 +14,18 @@ from typing import Any
 
 from hoptrace.compiling import cached_njit
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "lean"]
 
 
-def compiled(*modules: ModuleType, forceinline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def compiled(*modules: ModuleType, forceinline: bool = False, counted: bool = True) -> Callable[[Callable[..., Any]], Any]:
     """``njit(cache=True)`` for a function that calls compiled functions of ``modules``: their sources are part of the stamp.
 
-    Give all of them, those that they call too. ``forceinline``: see :func:`hoptrace.compiling.cached_njit`.
+    Give all of them, those that they call too. ``forceinline``, ``counted``: see :func:`hoptrace.compiling.cached_njit`.
     """
     digest = hashlib.sha256(b"".join(Path(m.__file__ or "").read_bytes() for m in modules)).hexdigest()
 
     def wrap(function: Callable[..., Any]) -> Any:
-        dispatcher = cached_njit(function, forceinline=forceinline)
+        dispatcher = cached_njit(function, forceinline=forceinline, counted=counted)
         # No public way leads there. Should numba move it, its own stamp remains, and the test of this file says so.
         kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if kept is not None and hasattr(kept, "_source_stamp"):
@@ -33,3 +33,8 @@ def compiled(*modules: ModuleType, forceinline: bool = False) -> Callable[[Calla
         return dispatcher
 
     return wrap
+
+
+def lean(*modules: ModuleType, forceinline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """:func:`compiled` for functions that neither allocate nor return arrays: nothing is counted."""
+    return compiled(*modules, forceinline=forceinline, counted=False)

@@ -6,10 +6,40 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns, heap, kv, running, runs, slots, store
 from hoptrace.replay.compiled.columns import (
-    BLOCK, CACHE, CHUNKED, COMPUTED, D_CONTEXT, D_N, D_TOKENS, DECODING, ENGINES, FIRST_SLOT, FLAGS, FRONT, GENERATED, HANDED,
-    LATE_DECODERS, LEFT, LINK, MAX_SEQUENCES, MODE, NONE, P_N, POOL, PREFILL_FIRST, PRIVATE, PROMPT, PROMPTED, QUEUED_DECODE,
-    QUEUED_DECODE_TOKENS, QUEUED_N, QUEUED_TOKENS, RUN_PHASE, RUNNING, SHARE, SHARED, SLOT, SLOTTED, STATE, STEPS, TAIL_FIRST,
-    WATERMARK, World,
+    BLOCK,
+    CACHE,
+    CHUNKED,
+    COMPUTED,
+    ENGINES,
+    FIRST_SLOT,
+    FLAGS,
+    FRONT,
+    GENERATED,
+    HANDED,
+    LEFT,
+    LINK,
+    MAX_SEQUENCES,
+    MODE,
+    NONE,
+    P_N,
+    POOL,
+    PRIVATE,
+    PROMPT,
+    PROMPTED,
+    PROMPTS_FIRST,
+    QUEUED_DECODE,
+    QUEUED_DECODE_TOKENS,
+    QUEUED_N,
+    QUEUED_TOKENS,
+    RUN_PHASE,
+    RUNNING,
+    SLOT,
+    SLOTTED,
+    STATE,
+    STEPS,
+    TAIL_FIRST,
+    WATERMARK,
+    World,
 )  # fmt: skip
 from hoptrace.replay.compiled.kv import enter_prompt, hold_hits, look_up, wanted
 from hoptrace.replay.compiled.running import give_chunk, join_running
@@ -17,7 +47,7 @@ from hoptrace.replay.compiled.runs import end_run
 from hoptrace.replay.compiled.slots import BUSY
 from hoptrace.replay.compiled.slots import PROMPT as SLOT_PROMPT
 from hoptrace.replay.compiled.store import EVICTABLE, FREE
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import BUDGET as NO_BUDGET
 from hoptrace.replay.outcome import KV, PREEMPTED, REQUEST, SLOTS
 
@@ -28,7 +58,7 @@ _DECODE_SCHEDULED = REQUEST.index("decode_scheduled_ns")
 _RESUMED, _RECOMPUTED = REQUEST.index("resumed_tokens"), REQUEST.index("recomputed_tokens")
 
 
-@compiled(columns, heap)
+@lean(columns, heap, forceinline=True)
 def candidate(w: World, e: int) -> int:
     """Who is next: arrived ones, driven-out ones, the queue; -1 if nobody waits."""
     r = heap.first(w.queues, w.nodes, w.g[ENGINES] + e)
@@ -38,7 +68,7 @@ def candidate(w: World, e: int) -> int:
     return r if r >= 0 else heap.first(w.queues, w.nodes, e)
 
 
-@compiled(columns, heap)
+@lean(columns, heap, forceinline=True)
 def _no_longer_waits(w: World, e: int, r: int) -> None:
     """Count ``r`` out of those that wait, and take it out of where it stood if that is the front or the queue."""
     s, eng = w.s, w.eng
@@ -50,7 +80,7 @@ def _no_longer_waits(w: World, e: int, r: int) -> None:
         eng[e, QUEUED_TOKENS] -= s[r, PROMPT]
 
 
-@compiled(columns, heap, kv, running, runs, slots, store)
+@lean(columns, heap, kv, running, runs, slots, store, forceinline=True)
 def _place(w: World, e: int, r: int, now: int, hit: int) -> None:
     """``r`` gets its place; ``hit`` tokens are computed."""
     s, out = w.s, w.out
@@ -70,7 +100,7 @@ def _place(w: World, e: int, r: int, now: int, hit: int) -> None:
         w.eng[e, TAIL_FIRST] = r
 
 
-@compiled(columns, heap, kv, running, runs, slots, store, forceinline=True)
+@lean(columns, heap, kv, running, runs, slots, store, forceinline=True)
 def admit(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, now: int, r: int) -> int:
     """Admit ``r``, the next one: 0, or why not. There must be places for the entries of its blocks."""
     s, eng, caches = w.s, w.eng, w.caches
@@ -93,7 +123,7 @@ def admit(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
     if tokens > eng[e, LEFT]:
         # Without chunks only a driven-out one may go beyond the budget (its output has grown), as the only prompt.
         if eng[e, CHUNKED] == 0:
-            if not driven_out or eng[e, P_N] > 0:
+            if (not driven_out and eng[e, MODE] != PROMPTS_FIRST) or eng[e, P_N] > 0:
                 return NO_BUDGET
         else:
             tokens = eng[e, LEFT]

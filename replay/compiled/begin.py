@@ -9,30 +9,88 @@ from hoptrace.replay import draws
 from hoptrace.replay.compiled import admission, columns, heap, kv, running, runs, slots, store
 from hoptrace.replay.compiled.admission import admit, candidate
 from hoptrace.replay.compiled.columns import (
-    ACCEPTED, AFTER, ALL_VICTIMS, BLOCKED, BUDGET, BUSY, CACHE, CALM, CAPACITY, COST, D_CONTEXT, D_N, D_TOKENS, DECODE_PHASE, EXPLICIT,
-    FLAGS, FRONT, GENERATED, HANDED, HEAD, HORIZON, LATE_DECODERS, LEFT, LINK, MIXED, MODE, N_STEPS, NONE, OUTPUT, P_CONTEXT, P_N,
-    P_TOKENS, PADS, PADS_CONTEXT, POOL, PREFILL_FIRST, PROPOSED, PROPOSES, QUEUED_DECODE, QUEUED_DECODE_TOKENS, QUEUED_N, QUEUED_TOKENS,
-    RUNNING, SEED, SEPARATE, SHARE, SPEC_DRAFT, SPEC_PPM, STATE, STATIC, STEPS, TAIL_FIRST, TAKEN, TOOK_DECODERS, UNFINISHED,
-    UNSEEN, VICTIMS, WHEN, World,
+    ACCEPTED,
+    AFTER,
+    ALL_VICTIMS,
+    BLOCKED,
+    BUDGET,
+    BUSY,
+    CACHE,
+    CALM,
+    CAPACITY,
+    COST,
+    D_CONTEXT,
+    D_N,
+    D_TOKENS,
+    DECODE_PHASE,
+    EXPLICIT,
+    FLAGS,
+    GENERATED,
+    HANDED,
+    HEAD,
+    HERE,
+    HORIZON,
+    LATE_DECODERS,
+    LEFT,
+    LINK,
+    MIDWAY,
+    MIXED,
+    MODE,
+    N_STEPS,
+    NEW_ENTRIES,
+    NONE,
+    OF_DECODE,
+    OF_MIXED,
+    OF_PREFILL,
+    OUTPUT,
+    P_CONTEXT,
+    P_N,
+    P_TOKENS,
+    PADS,
+    PADS_CONTEXT,
+    POOL,
+    PREFILL_FIRST,
+    PROMPTS_FIRST,
+    PROPOSED,
+    PROPOSES,
+    QUEUED_DECODE,
+    QUEUED_DECODE_TOKENS,
+    QUEUED_N,
+    QUEUED_TOKENS,
+    RUNNING,
+    SEED,
+    SEPARATE,
+    SHARE,
+    SPEC_DRAFT,
+    SPEC_PPM,
+    STATE,
+    STATIC,
+    STEPS,
+    TAIL_FIRST,
+    TAKEN,
+    TOOK_DECODERS,
+    UNFINISHED,
+    UNSEEN,
+    VICTIMS,
+    WHEN,
+    World,
 )  # fmt: skip
-from hoptrace.replay.compiled.kv import leave, new_entries
+from hoptrace.replay.compiled.kv import fits, leave
 from hoptrace.replay.compiled.running import ALL, DECODERS_ONLY, PROMPTS_ONLY, all_at_once, leave_running, one_by_one
 from hoptrace.replay.compiled.store import EVICTABLE, FREE
 from hoptrace.replay.draws import MILLION, draw
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import DECODE, KV, REQUEST, SLOTS, STEP
 from hoptrace.stepcost_kernel import step_ns
 
-__all__ = ["begin", "end_batch", "write_step"]
+__all__ = ["begin", "chance_of", "end_batch", "write_step"]
 
 _FIRST_SEEN, _DECODE_SEEN = REQUEST.index("first_seen_ns"), REQUEST.index("decode_seen_ns")
 _COLUMNS = len(STEP)
 
 
-@compiled(columns)
-def write_step(
-    steps: np.ndarray, eng: np.ndarray, caches: np.ndarray, n: int, e: int, now: int, end: int
-) -> None:
+@lean(columns, forceinline=True)
+def write_step(steps: np.ndarray, eng: np.ndarray, caches: np.ndarray, n: int, e: int, now: int, end: int) -> None:
     """Row ``n``: the step that engine ``e`` has just made."""
     steps[n, 0], steps[n, 1], steps[n, 2], steps[n, 3] = e, eng[e, STEPS], now, end
     steps[n, 4], steps[n, 5], steps[n, 6] = eng[e, P_N], eng[e, P_TOKENS], eng[e, P_CONTEXT]
@@ -46,24 +104,19 @@ def write_step(
     steps[n, 19], steps[n, 20] = eng[e, PROPOSED], eng[e, ACCEPTED]
 
 
-@compiled(columns, kv, running, store)
-def end_batch(
-    w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A static batch of which only padding is left goes, in the order of running. Returns what may have grown."""
+@lean(columns, kv, running, store)
+def end_batch(w: World, table: np.ndarray, entries: np.ndarray, e: int) -> None:
+    """A static batch of which only padding is left goes, in the order of running."""
     r = w.eng[e, HEAD]
     while r >= 0:
         after = w.s[r, AFTER]
-        if w.eng[e, CACHE] == POOL:
-            table, entries, log = store.room(table, entries, w.head, log, new_entries(w, r))
         leave_running(w.s, w.eng, e, r)
         leave(w, table, entries, e, r, False)
         r = after
     w.eng[e, PADS], w.eng[e, PADS_CONTEXT] = 0, 0
-    return table, entries, log
 
 
-@compiled(columns, draws)
+@lean(columns, draws)
 def _accept(w: World, e: int) -> None:
     """Which proposals of this step's decoders are taken."""
     s, eng = w.s, w.eng
@@ -79,16 +132,25 @@ def _accept(w: World, e: int) -> None:
         r = s[r, AFTER]
 
 
-@compiled(columns, draws, stepcost_kernel)
+@lean(draws, forceinline=True)
+def chance_of(seed: int, e: int, step: int, k: int) -> int:
+    """The number that chooses the residual of engine ``e``'s ``step``, the ``k``-th of its kind."""
+    if seed == 0:
+        return 1009 * e + k
+    h = draw(seed, 5, e, step // 16)
+    return h + step % 16 - h % 16
+
+
+@lean(columns, draws, stepcost_kernel, forceinline=True)
 def _lasts(w: World, e: int) -> int:
     """What the step that is made costs."""
     eng, g, at = w.eng, w.g, w.eng[e, COST]
+    pads = eng[e, PADS]
     chance = 0
     if w.costs[at + 5] > 0:
-        step = eng[e, STEPS]
-        chance = draw(g[SEED], 5, e, step // 16)
-        chance += step % 16 - chance % 16
-    pads = eng[e, PADS]
+        kind = OF_DECODE if eng[e, P_N] == 0 else (OF_PREFILL if eng[e, D_N] + pads == 0 else OF_MIXED)
+        chance = chance_of(g[SEED], e, eng[e, STEPS], eng[e, kind])
+        eng[e, kind] += 1
     ns = step_ns(
         w.costs, at, chance, eng[e, P_N], eng[e, P_TOKENS], eng[e, P_CONTEXT], eng[e, D_N] + pads,
         eng[e, D_CONTEXT] + eng[e, PADS_CONTEXT], eng[e, D_TOKENS] - eng[e, D_N],
@@ -96,11 +158,34 @@ def _lasts(w: World, e: int) -> int:
     return ns
 
 
-@compiled(admission, columns, draws, heap, kv, running, runs, slots, store, stepcost_kernel, forceinline=True)
-def begin(
-    w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, now: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Engine ``e`` tries to begin a step: ``WHEN`` says what became of it. Returns what may have grown."""
+@lean(columns, kv, running, store, forceinline=True)
+def _running(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int) -> bool:
+    """The first part of a pass: who runs already. Whether it goes on to admission."""
+    eng, mode = w.eng, w.eng[e, MODE]
+    eng[e, P_N], eng[e, P_TOKENS], eng[e, P_CONTEXT], eng[e, D_N], eng[e, D_TOKENS], eng[e, D_CONTEXT] = 0, 0, 0, 0, 0, 0
+    eng[e, LEFT], eng[e, SEPARATE], eng[e, TOOK_DECODERS] = eng[e, BUDGET], 0, 0
+    eng[e, VICTIMS], eng[e, PROPOSED], eng[e, ACCEPTED], eng[e, LATE_DECODERS], eng[e, BLOCKED] = 0, 0, 0, 0, 0
+    eng[e, PROPOSES] = 0
+    if mode == STATIC and eng[e, PADS] > 0 and eng[e, PADS] == eng[e, RUNNING]:
+        end_batch(w, table, entries, e)
+    if eng[e, RUNNING] > 0:
+        which = ALL if mode == MIXED or mode == STATIC else PROMPTS_ONLY
+        if eng[e, EXPLICIT] != 0 or not all_at_once(w, table, entries, log, e, which):
+            one_by_one(w, table, entries, log, e, which)
+    eng[e, TAIL_FIRST] = eng[e, UNFINISHED]
+    if eng[e, VICTIMS] > 0:
+        eng[e, BLOCKED] = KV
+        return False
+    if mode == STATIC and eng[e, RUNNING] > 0:
+        if eng[e, QUEUED_N] + eng[e, QUEUED_DECODE] > 0:
+            eng[e, BLOCKED] = SLOTS
+        return False
+    return True
+
+
+@lean(admission, columns, draws, heap, kv, running, runs, slots, store, stepcost_kernel, forceinline=True)
+def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, now: int) -> bool:
+    """Engine ``e`` tries to begin a step: ``WHEN`` says what became of it. False: it stopped for want of places for entries."""
     s, eng, out = w.s, w.eng, w.out
     r = eng[e, UNSEEN]
     while r >= 0:
@@ -110,45 +195,28 @@ def begin(
     mode = eng[e, MODE]
     pool = eng[e, CACHE] == POOL
     while True:
-        eng[e, P_N], eng[e, P_TOKENS], eng[e, P_CONTEXT], eng[e, D_N], eng[e, D_TOKENS], eng[e, D_CONTEXT] = 0, 0, 0, 0, 0, 0
-        eng[e, LEFT], eng[e, SEPARATE], eng[e, TOOK_DECODERS] = eng[e, BUDGET], 0, 0
-        eng[e, VICTIMS], eng[e, PROPOSED], eng[e, ACCEPTED], eng[e, LATE_DECODERS], eng[e, BLOCKED] = 0, 0, 0, 0, 0
-        eng[e, PROPOSES] = 0
-        if mode == STATIC and eng[e, PADS] > 0 and eng[e, PADS] == eng[e, RUNNING]:
-            table, entries, log = end_batch(w, table, entries, log, e)
-        if eng[e, RUNNING] > 0:
-            which = PROMPTS_ONLY if mode == PREFILL_FIRST else ALL
-            if pool and eng[e, UNFINISHED] >= 0:
-                table, entries, log = store.room(table, entries, w.head, log, new_entries(w, eng[e, UNFINISHED]))
-            if eng[e, EXPLICIT] != 0 or not all_at_once(w, table, entries, log, e, which):
-                table, entries, log = one_by_one(w, table, entries, log, e, which)
-        eng[e, TAIL_FIRST] = eng[e, UNFINISHED]
-        if eng[e, VICTIMS] > 0:
-            eng[e, BLOCKED] = KV
-        elif mode == STATIC and eng[e, RUNNING] > 0:
-            if eng[e, QUEUED_N] + eng[e, QUEUED_DECODE] > 0:
-                eng[e, BLOCKED] = SLOTS
-        else:
+        if eng[e, MIDWAY] != 0 or _running(w, table, entries, log, e):
             r = candidate(w, e)
             while r >= 0:
-                if pool:
-                    table, entries, log = store.room(table, entries, w.head, log, new_entries(w, r))
+                if pool and not fits(w, table, entries, log, s[r, NEW_ENTRIES] + eng[e, HERE]):
+                    eng[e, MIDWAY] = 1
+                    return False
                 eng[e, BLOCKED] = admit(w, table, entries, log, e, now, r)
                 if eng[e, BLOCKED] > 0:
                     break
                 r = candidate(w, e)
-        if mode == PREFILL_FIRST and eng[e, P_N] == 0 and eng[e, RUNNING] > 0:
+            eng[e, MIDWAY] = 0
+        if eng[e, RUNNING] > 0 and (mode == PROMPTS_FIRST or (mode == PREFILL_FIRST and eng[e, P_N] == 0)):
             late = eng[e, EXPLICIT] != 0 or eng[e, LATE_DECODERS] > 0 or eng[e, SEPARATE] != 0
             if late or not all_at_once(w, table, entries, log, e, DECODERS_ONLY):
-                table, entries, log = one_by_one(w, table, entries, log, e, DECODERS_ONLY)
+                one_by_one(w, table, entries, log, e, DECODERS_ONLY)
             if eng[e, VICTIMS] > 0:
                 eng[e, BLOCKED] = KV
         if eng[e, P_N] + eng[e, D_N] > 0 or eng[e, VICTIMS] == 0:
             break
     if eng[e, P_N] + eng[e, D_N] == 0:
         eng[e, WHEN] = 2 * columns.NEVER
-        return table, entries, log
-    lasts = 0
+        return True
     if eng[e, D_TOKENS] > eng[e, D_N]:
         _accept(w, e)
     lasts = _lasts(w, e)
@@ -162,4 +230,4 @@ def begin(
         write_step(w.steps, eng, w.caches, w.g[N_STEPS], e, now, end)
         w.g[N_STEPS] += 1
     eng[e, ALL_VICTIMS] = 0
-    return table, entries, log
+    return True

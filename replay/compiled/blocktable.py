@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from hoptrace.compiling import cached_njit
+from hoptrace.replay.jit import lean
 
 __all__ = [
     "BITS", "BLOCK", "BLOCKS", "COLUMNS", "EVICTED", "FORGOTTEN", "HOLDERS", "INDEX", "INDEXED", "KEY", "LIVE", "LOGS", "MARK",
@@ -40,14 +41,14 @@ SHIFT = 40
 _ENTRY = (1 << 32) - 1
 
 
-@cached_njit
+@lean()
 def _tag(key: int) -> int:
     """31 bits of hash. Eight blocks with ids that follow one another are neighbours: prompts' ids mostly do."""
-    # Constants below 2^63: a larger one would be unsigned, and numba makes floats of signed and unsigned together.
-    x = key >> 3
-    x = (x ^ (x >> 30)) * 0x3F58476D1CE4E5B9
-    x = (x ^ (x >> 29)) * 0x14D049BB133111EB
-    return (((x >> 35) & 0xFFFFFFF) << 3) | (key & 7)
+    # Unsigned: a signed product that overflows is undefined, and LLVM makes something else of it wherever it knows a sign.
+    x = np.uint64(key >> 3)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0x3F58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(29))) * np.uint64(0x14D049BB133111EB)
+    return (np.int64((x >> np.uint64(35)) & np.uint64(0xFFFFFFF)) << 3) | (key & 7)
 
 
 @cached_njit
@@ -79,7 +80,7 @@ def room(
     return table, entries, log
 
 
-@cached_njit
+@lean()
 def lookup(table: np.ndarray, entries: np.ndarray, key: int) -> int:
     """The entry of a key, -1 if there is none."""
     tag, mask = _tag(key), table.size - 1
@@ -93,7 +94,7 @@ def lookup(table: np.ndarray, entries: np.ndarray, key: int) -> int:
         at = (at + 1) & mask
 
 
-@cached_njit
+@lean()
 def new(entries: np.ndarray, head: np.ndarray, key: int, size: int, holders: int) -> int:
     """A new entry, in no list and not in the table."""
     e = head[_UNUSED]
@@ -107,7 +108,7 @@ def new(entries: np.ndarray, head: np.ndarray, key: int, size: int, holders: int
     return e
 
 
-@cached_njit
+@lean()
 def _add(table: np.ndarray, entries: np.ndarray, head: np.ndarray, key: int, size: int, holders: int) -> int:
     """A new entry in the table."""
     e = new(entries, head, key, size, holders)
@@ -119,7 +120,7 @@ def _add(table: np.ndarray, entries: np.ndarray, head: np.ndarray, key: int, siz
     return e
 
 
-@cached_njit
+@lean()
 def _drop(table: np.ndarray, entries: np.ndarray, head: np.ndarray, e: int) -> None:
     """Take an entry out of the table; what stands behind it there moves up."""
     entries[e, NEXT] = head[_UNUSED]
@@ -142,7 +143,7 @@ def _drop(table: np.ndarray, entries: np.ndarray, head: np.ndarray, e: int) -> N
     table[at] = -1
 
 
-@cached_njit
+@lean()
 def insert(table: np.ndarray, entries: np.ndarray, head: np.ndarray, key: int, size: int, holders: int) -> int:
     """A new entry under ``key``, which has none, in no list."""
     e = _add(table, entries, head, key, size, holders)
@@ -159,7 +160,7 @@ def insert(table: np.ndarray, entries: np.ndarray, head: np.ndarray, key: int, s
     return e
 
 
-@cached_njit
+@lean()
 def delete(table: np.ndarray, entries: np.ndarray, head: np.ndarray, e: int) -> None:
     """Drop an entry that is in no list any more."""
     key = entries[e, KEY]

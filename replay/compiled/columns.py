@@ -17,9 +17,10 @@ NEVER = 1 << 61
 (
     PROMPT, OUTPUT, KEY, STATE, COMPUTED, GENERATED, SINCE, DUE, DUE_NEXT, PHASE, SEQ, BEFORE, AFTER, SHARE, LINK, PRIVATE,
     SHARED, NEXT_BLOCK, OWN, TAIL_RUN, SLOT, RUN_FIRST, RUN_PHASE, RUN_TOKENS, RUN_CONTEXT, RUN_EMITTED, TAKEN, KEPT_PRIVATE,
-    KEPT_SHARED, PENDING, SENT, FLAGS, EXPECTED, BEGUN,
-) = range(34)  # fmt: skip
-S_COLUMNS = 34
+    KEPT_SHARED, PENDING, SENT, FLAGS, EXPECTED, BEGUN, OFFERED, OFFERS, OFFER_NEXT, ENDED_NEXT, ENDED_NEXT_DECODE, LOAD_FROM,
+    LOAD_TO, LOAD_NEED, NEW_ENTRIES,
+) = range(43)  # fmt: skip
+S_COLUMNS = 43
 # PROMPT, OUTPUT: tokens; KEY: of the order. COMPUTED: tokens in the KV space, GENERATED: output tokens; of an aggregated decoder
 #     both as they were at SINCE (a reading of the engine's decode clock).
 # DUE, DUE_NEXT, PHASE: where an aggregated decoder stands in the calendar, and which block-boundary count it is in.
@@ -27,6 +28,10 @@ S_COLUMNS = 34
 # LINK: the next in a list of the engine's (not seen yet; driven out; fresh decoders).
 # PRIVATE, SHARED, NEXT_BLOCK: KV room of its own and in cached blocks, next block of its prompt to enter the cache.
 # OWN, TAIL_RUN: what it left in the cache when it was driven out. KEPT_*: room on the prefill engine during a hand-over.
+# OFFERED: its first block that the first tier was not offered yet; OFFERS, OFFER_NEXT: whether it is in its engine's list of those
+#     with blocks to offer, and the next there; ENDED_NEXT: the next of those that have ended on its entry (decode) engine since its
+#     last pass. LOAD_FROM, LOAD_TO: blocks that it loads; LOAD_NEED: room that it still needs to be whole, while it loads or has
+#     arrived.
 # RUN_*: its open run. PENDING: transfers not ended; SENT: tokens sent; BEGUN: order in which the load began.
 
 # --- STATE
@@ -43,9 +48,10 @@ HANDED, CACHE_TRIED, NO_EMIT, STREAMED, LOCAL, RECOMPUTED = 1, 2, 4, 8, 16, 32
     UNFINISHED, TAIL_FIRST, UNSEEN, FRESH_FIRST, FRONT, QUEUED_N, QUEUED_TOKENS, QUEUED_DECODE, QUEUED_DECODE_TOKENS, LOADING_N,
     NEED, ADMITTED, PADS, PADS_CONTEXT, DECODE_PHASE, SEPARATE, TOOK_DECODERS, LEFT, P_N, P_TOKENS, P_CONTEXT, D_N, D_TOKENS,
     D_CONTEXT, PROPOSED, ACCEPTED, VICTIMS, ALL_VICTIMS, BLOCKED, IN_FLIGHT, CALM, LATE_DECODERS, FIRST_SLOT, WRITES, HELD_N,
-    PROPOSES,
-) = range(65)  # fmt: skip
-E_COLUMNS = 65
+    PROPOSES, OFFER_FIRST, OFFER_LAST, WRITE_FIRST, WRITE_LAST, WRITE_TOKENS, ENDED_FIRST, ENDED_LAST, STASH_FIRST, STASH_LAST,
+    COMING, HERE, MIDWAY, OF_DECODE, OF_PREFILL, OF_MIXED,
+) = range(80)  # fmt: skip
+E_COLUMNS = 80
 # RING, CALENDAR: size (a power of two) and begin of its ring of due decoders in ``cal``; COUNTS: begin of its counts of decoders
 #     by distance to a block's boundary. EXPLICIT: whether every decoder is gone through in every step.
 # WHEN: its next event, 2 × time (a step ends) or 2 × time + 1 (it tries to begin one); PLACE: in the heap of engines.
@@ -53,8 +59,16 @@ E_COLUMNS = 65
 # QUEUED_*: who waits (queued, loading, arrived) with a prompt to compute; QUEUED_DECODE_*: driven out or handed over.
 # P_N … BLOCKED: of the step that is being made. CALM: the next step is like this one unless something happens.
 
+# OFFER_*: list of those that run and have blocks to offer to the first tier. WRITE_*: what was put there for the step that is made:
+#     entries whose MARK is the tier's entry. ENDED_*: who has ended since the last pass. STASH_*: blocks evicted outside a pass, to be
+#     written back at the next: entries whose MARK is the block. COMING: those that load or have arrived, by BEFORE and AFTER.
+# OF_*: its steps so far with decoders only, prompts only, both.
+# HERE: entries that its running requests may add to the store in one event, at most (sum of NEW_ENTRIES); MIDWAY: its pass waits for
+#     more room in the store (g's WANTED) to go on.
+# NEED: sum of their LOAD_NEED; LOADING_N: how many of them load.
+
 # --- MODE, CACHE, ROLE
-MIXED, PREFILL_FIRST, STATIC = 0, 1, 2
+MIXED, PREFILL_FIRST, STATIC, PROMPTS_FIRST = 0, 1, 2, 3
 NO_CACHE, POOL, SLOTTED = 0, 1, 2
 BOTH, PREFILL, DECODE_ROLE = 0, 1, 2
 
@@ -65,8 +79,11 @@ BOTH, PREFILL, DECODE_ROLE = 0, 1, 2
     SPEC_OFF, LOAD_WEIGHT, AGE, FIRST_ROUTED, ENTRIES_N, DECODERS_N, ENGINES, ROUTER_QUEUE, JOIN_QUEUE, CLIENT_QUEUE, LOADS,
     HANDOVER, PUSH, LAYERS, RECOMPUTE, ARRANGE, LOCAL_BELOW, TOKEN_BYTES, TIERS_N, BREAK_EVEN, DISTINCT, ASSIGNED, ALONE,
     DECODE_UNSESSIONED, SNAPPED, DECODE_SNAPPED, DECODE_LOAD_WEIGHT, DECODE_AGE, DECODE_FIRST_ROUTED, MOVED,
-) = range(54)  # fmt: skip
-G_COLUMNS = 54
+    BACK, PASSES, READING, WANTED,
+) = range(58)  # fmt: skip
+G_COLUMNS = 58
+# BACK: tiers are written at eviction; PASSES: so far; READING: the first of the engines' sets of blocks that are being loaded, in
+#     ``caches``.
 
 
 class World(NamedTuple):
@@ -95,7 +112,16 @@ class World(NamedTuple):
     steps: np.ndarray  # rows until Python takes them
     runs: np.ndarray
     moves: np.ndarray
+    ways: np.ndarray  # hoptrace.replay.compiled.transfers
+    links: np.ndarray
+    under_way: np.ndarray  # rows of transfers; there are always enough free ones: the loop comes back for more
+    left: np.ndarray
+    thead: np.ndarray
+    tier: np.ndarray  # [tiers × e, 4]: its cache, ways to read, to write, and to the next tier
 
+
+INSTANCE, READ_WAY, WRITE_WAY, DEMOTE_WAY = 0, 1, 2, 3
+"""Columns of ``tier``."""
 
 ARRIVAL_NS, FIRST_AFTER, NEXT_AFTER, THINK_NS, FLOOR = 0, 1, 2, 3, 4
 """Columns of ``work``."""

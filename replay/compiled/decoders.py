@@ -9,18 +9,41 @@ from __future__ import annotations
 
 import numpy as np
 
-from hoptrace.compiling import cached_njit
 from hoptrace.replay.compiled import columns
 from hoptrace.replay.compiled.columns import (
-    AFTER, AGGREGATED, BLOCK, BOUNDARY, CALENDAR, CLOCK, COMPUTED, COUNTS, DECODE_CONTEXT, DECODERS, DECODING, DUE, DUE_NEXT,
-    FRESH_FIRST, GENERATED, HEAD, LINK, NONE, OUTPUT, PHASE, PRIVATE, RING, SEQ, SHARED, SINCE, STATE,
+    AFTER,
+    AGGREGATED,
+    BLOCK,
+    BOUNDARY,
+    CALENDAR,
+    CLOCK,
+    COMPUTED,
+    COUNTS,
+    DECODE_CONTEXT,
+    DECODERS,
+    DECODING,
+    DUE,
+    DUE_NEXT,
+    FRESH_FIRST,
+    GENERATED,
+    HEAD,
+    LINK,
+    NONE,
+    OUTPUT,
+    PHASE,
+    PRIVATE,
+    RING,
+    SEQ,
+    SHARED,
+    SINCE,
+    STATE,
 )  # fmt: skip
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 
 __all__ = ["aggregate", "due_now", "separate", "tokens_of"]
 
 
-@cached_njit
+@lean()
 def tokens_of(s: np.ndarray, eng: np.ndarray, e: int, r: int) -> int:
     """Tokens that a running request has in the KV space."""
     if s[r, STATE] == AGGREGATED:
@@ -28,7 +51,7 @@ def tokens_of(s: np.ndarray, eng: np.ndarray, e: int, r: int) -> int:
     return s[r, COMPUTED]
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def aggregate(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int, r: int) -> None:
     """A decoder joins at the end of a step. Its room must be what its tokens need, rounded up to blocks."""
     clock, block = eng[e, CLOCK], eng[e, BLOCK]
@@ -45,7 +68,7 @@ def aggregate(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int, r: int) -
     eng[e, FRESH_FIRST] = r
 
 
-@compiled(columns)
+@lean(columns)
 def _catch_up(s: np.ndarray, r: int, clock: int, block: int) -> None:
     """What a decoder did while it was aggregated."""
     passed = clock - s[r, SINCE]
@@ -55,7 +78,7 @@ def _catch_up(s: np.ndarray, r: int, clock: int, block: int) -> None:
     s[r, STATE] = DECODING
 
 
-@compiled(columns)
+@lean(columns)
 def separate(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int) -> None:
     """Every decoder by itself again, for a step that goes through them one by one."""
     clock = eng[e, CLOCK]
@@ -70,7 +93,7 @@ def separate(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int) -> None:
     eng[e, DECODE_CONTEXT], eng[e, FRESH_FIRST] = 0, NONE
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def due_now(s: np.ndarray, eng: np.ndarray, cal: np.ndarray, e: int) -> int:
     """All decoders have taken a step: the clock goes on. Who has ended leaves the aggregate: the first of them in the order of
     running, -1 if there is none; the others follow by ``DUE_NEXT``."""

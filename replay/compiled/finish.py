@@ -4,23 +4,73 @@ from __future__ import annotations
 
 import numpy as np
 
+from hoptrace.replay.compiled import begin as begin_module
 from hoptrace.replay.compiled import columns, decoders, heap, kv, running, runs, store
 from hoptrace.replay.compiled.begin import end_batch
-from hoptrace.replay.compiled import begin as begin_module
 from hoptrace.replay.compiled.columns import (
-    AFTER, AFTER_NS, AGGREGATED, ARRIVAL_NS, BEFORE_NS, BUSY, CACHE, CALM, CLIENT_QUEUE, CLIENTS, CLOCK, COMPUTED, DECODE_PHASE,
-    DECODERS, DECODING, DONE_N, DUE_NEXT, END, ENDED, EXPLICIT, FIRST_AFTER, FLOOR, FRESH_FIRST, GAP, GENERATED, HEAD, IN_FLIGHT, LINK,
-    MODE, NEXT_AFTER, NONE, OUTPUT, PADDED, PADS, PADS_CONTEXT, POOL, PREFILL_FIRST, PROMPT, READY, ROUTER_QUEUE, RUNNING, SEPARATE,
-    SHARE, SINCE, SLOT, SLOTTED, STATE, STATIC, STEPS, SUCCESSORS, TAIL_FIRST, TAKEN, THINK, THINK_NS, TOOK_DECODERS, UNFINISHED,
-    WHEN, World,
+    AFTER,
+    AFTER_NS,
+    AGGREGATED,
+    ARRIVAL_NS,
+    BEFORE_NS,
+    BUSY,
+    CACHE,
+    CALM,
+    CLIENT_QUEUE,
+    CLIENTS,
+    COMPUTED,
+    DECODE_PHASE,
+    DECODERS,
+    DECODING,
+    DONE_N,
+    DUE_NEXT,
+    END,
+    ENDED,
+    EXPLICIT,
+    FIRST_AFTER,
+    FLOOR,
+    FRESH_FIRST,
+    GAP,
+    GENERATED,
+    HEAD,
+    IN_FLIGHT,
+    LINK,
+    MODE,
+    NEXT_AFTER,
+    NONE,
+    OUTPUT,
+    PADDED,
+    PADS,
+    PADS_CONTEXT,
+    POOL,
+    PROMPT,
+    READY,
+    ROUTER_QUEUE,
+    RUNNING,
+    SEPARATE,
+    SHARE,
+    SLOT,
+    SLOTTED,
+    STATE,
+    STATIC,
+    STEPS,
+    SUCCESSORS,
+    TAIL_FIRST,
+    TAKEN,
+    THINK,
+    THINK_NS,
+    TOOK_DECODERS,
+    UNFINISHED,
+    WHEN,
+    World,
 )  # fmt: skip
 from hoptrace.replay.compiled.decoders import aggregate, due_now, tokens_of
-from hoptrace.replay.compiled.kv import leave, new_entries
+from hoptrace.replay.compiled.kv import leave
 from hoptrace.replay.compiled.running import leave_running
 from hoptrace.replay.compiled.runs import end_run, set_run
 from hoptrace.replay.compiled.slots import BUSY as SLOT_BUSY
 from hoptrace.replay.compiled.slots import USED
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import CHUNK, DECODE, DONE, REQUEST, SKIPPED
 
 __all__ = ["ended", "finish", "successors"]
@@ -30,7 +80,7 @@ _FIRST, _LAST, _PREFILL_END = REQUEST.index("first_token_ns"), REQUEST.index("la
 _GENERATED, _STATUS = REQUEST.index("generated_tokens"), REQUEST.index("status")
 
 
-@compiled(columns, heap)
+@lean(columns, heap, forceinline=True)
 def successors(w: World, r: int, now: int) -> None:
     """``r`` has ended for its client at ``now``: who came after it arrives; a place of the closed loop is free."""
     g = w.g
@@ -48,7 +98,7 @@ def successors(w: World, r: int, now: int) -> None:
             x = w.work[x, NEXT_AFTER]
 
 
-@compiled(columns, heap, kv, running, runs, store)
+@lean(columns, heap, kv, running, runs, store, forceinline=True)
 def ended(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now: int) -> None:
     """``r`` has its last token, at the end of the step that ends now. There must be places for entries and rows."""
     s, eng, out = w.s, w.eng, w.out
@@ -73,7 +123,7 @@ def ended(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now:
     successors(w, r, now + w.g[AFTER_NS])
 
 
-@compiled(columns, decoders, heap, kv, running, runs, store)
+@lean(columns, decoders, heap, kv, running, runs, store, forceinline=True)
 def _one(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now: int) -> None:
     """What the step that ends now did for ``r``, which is not aggregated."""
     s, eng = w.s, w.eng
@@ -113,13 +163,10 @@ def _one(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now: 
         aggregate(s, eng, w.cal, e, r)
 
 
-@compiled(begin_module, columns, decoders, heap, kv, running, runs, store, forceinline=True)
-def finish(
-    w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, now: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Engine ``e``'s step ends now. There must be places for rows. Returns what may have grown."""
+@lean(begin_module, columns, decoders, heap, kv, running, runs, store, forceinline=True)
+def finish(w: World, table: np.ndarray, entries: np.ndarray, e: int, now: int) -> None:
+    """Engine ``e``'s step ends now. There must be places for rows and entries."""
     s, eng, g = w.s, w.eng, w.g
-    pool = eng[e, CACHE] == POOL
     step = eng[e, STEPS]
     if eng[e, SEPARATE] == 0:
         if eng[e, DECODERS] > 0:
@@ -142,8 +189,6 @@ def finish(
                 r = due_now(s, eng, w.cal, e)
                 while r >= 0:
                     after = s[r, DUE_NEXT]
-                    if pool:
-                        table, entries, log = store.room(table, entries, w.head, log, new_entries(w, r))
                     ended(w, table, entries, e, r, now)
                     r = after
         r = eng[e, TAIL_FIRST]
@@ -152,14 +197,11 @@ def finish(
     while r >= 0:
         after = s[r, AFTER]
         if s[r, STATE] != PADDED:
-            if pool:
-                table, entries, log = store.room(table, entries, w.head, log, new_entries(w, r))
             _one(w, table, entries, e, r, now)
         r = after
     if eng[e, PADS] > 0 and eng[e, PADS] == eng[e, RUNNING]:
-        table, entries, log = end_batch(w, table, entries, log, e)
+        end_batch(w, table, entries, e)
     eng[e, STEPS] = step + 1
     eng[e, BUSY], eng[e, CALM], eng[e, READY] = 0, 0, now + eng[e, GAP]
     eng[e, WHEN] = 2 * eng[e, READY] + 1
     g[END] = max(g[END], now)
-    return table, entries, log

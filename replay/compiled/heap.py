@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from hoptrace.compiling import cached_njit
+from hoptrace.replay.jit import lean
 
 __all__ = [
     "A", "ARRIVAL", "B", "COUNT", "KEY", "KIND", "NUMBER", "TIME", "dequeue", "enqueue", "events", "first", "grown", "pop",
@@ -75,7 +76,7 @@ def push(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> tupl
     return heap, n + 1
 
 
-@cached_njit
+@lean()
 def pop(heap: np.ndarray, n: int) -> int:
     """Drop the least event; there must be one. Returns n − 1."""
     n -= 1
@@ -84,7 +85,7 @@ def pop(heap: np.ndarray, n: int) -> int:
     return n
 
 
-@cached_njit
+@lean()
 def replace(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> None:
     """Drop the least event and add another, in about half the time of both; there must be one."""
     i = 0
@@ -101,7 +102,7 @@ def replace(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> N
     heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = time, kind, a, b
 
 
-@cached_njit
+@lean()
 def _before(heap: np.ndarray, i: int, time: int, kind: int, a: int, b: int) -> bool:
     """Whether row ``i`` comes before the given event."""
     if heap[i, 0] != time:
@@ -127,7 +128,7 @@ def queue_heads(n: int) -> np.ndarray:
     return queues
 
 
-@cached_njit
+@lean()
 def _less(nodes: np.ndarray, x: int, y: int) -> bool:
     """Whether node x comes before node y."""
     if nodes[x, KEY] != nodes[y, KEY]:
@@ -137,7 +138,7 @@ def _less(nodes: np.ndarray, x: int, y: int) -> bool:
     return nodes[x, NUMBER] < nodes[y, NUMBER]
 
 
-@cached_njit
+@lean()
 def _link(nodes: np.ndarray, x: int, y: int) -> int:
     """Make the later one of two roots the other's first child: the root."""
     if _less(nodes, y, x):
@@ -147,7 +148,7 @@ def _link(nodes: np.ndarray, x: int, y: int) -> int:
     return x
 
 
-@cached_njit
+@lean()
 def enqueue(queues: np.ndarray, nodes: np.ndarray, q: int, node: int, key: int, arrival: int, number: int) -> None:
     """Put ``node``, which is in no queue, into queue ``q``."""
     nodes[node, KEY], nodes[node, ARRIVAL], nodes[node, NUMBER] = key, arrival, number
@@ -164,7 +165,7 @@ def enqueue(queues: np.ndarray, nodes: np.ndarray, q: int, node: int, key: int, 
         queues[q, _ROOT] = node if root < 0 else _link(nodes, root, node)
 
 
-@cached_njit
+@lean()
 def first(queues: np.ndarray, nodes: np.ndarray, q: int) -> int:
     """The node that comes first in queue ``q``, -1 if it is empty."""
     head, root = queues[q, _HEAD], queues[q, _ROOT]
@@ -173,7 +174,7 @@ def first(queues: np.ndarray, nodes: np.ndarray, q: int) -> int:
     return root if root >= 0 and _less(nodes, root, head) else head
 
 
-@cached_njit
+@lean()
 def dequeue(queues: np.ndarray, nodes: np.ndarray, q: int) -> int:
     """Take the first node out of queue ``q``, which must not be empty, and return it."""
     queues[q, COUNT] -= 1
@@ -188,7 +189,7 @@ def dequeue(queues: np.ndarray, nodes: np.ndarray, q: int) -> int:
     return node
 
 
-@cached_njit
+@lean()
 def _merged(nodes: np.ndarray, child: int) -> int:
     """One heap of a root's children, in two passes: pairs from the left, then all from the right; -1 if there are none."""
     pairs = -1  # a stack of roots

@@ -10,29 +10,51 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns, store
 from hoptrace.replay.compiled.columns import (
-    BLOCK, CACHE, CACHE_CAPACITY, COMPUTED, DECODE_ROLE, DISTINCT, GENERATED, NEXT_BLOCK, NONE, OWN, OWN_IDS, POOL, PRIVATE, PROMPT,
-    ROLE, SHARED, TAIL_RUN, WRITES, World,
+    BLOCK,
+    CACHE,
+    CACHE_CAPACITY,
+    COMPUTED,
+    DECODE_ROLE,
+    DISTINCT,
+    GENERATED,
+    NEXT_BLOCK,
+    NONE,
+    OWN,
+    OWN_IDS,
+    POOL,
+    PRIVATE,
+    PROMPT,
+    ROLE,
+    SHARED,
+    TAIL_RUN,
+    WRITES,
+    World,
 )  # fmt: skip
 from hoptrace.replay.compiled.store import EVICTABLE, FREE, HOLDERS, RESIDENT, SIZE
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 
-__all__ = ["enter_prompt", "hold_hits", "leave", "look_up", "new_entries", "wanted"]
+__all__ = ["enter_prompt", "fits", "hold_hits", "leave", "look_up", "wanted"]
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def wanted(w: World, e: int, r: int, tokens: int) -> int:
     """Room that ``r`` still needs on engine ``e`` to hold so many tokens."""
     block = w.eng[e, BLOCK]
     return max(0, (tokens + block - 1) // block * block - w.s[r, SHARED] - w.s[r, PRIVATE])
 
 
-@compiled(columns)
-def new_entries(w: World, r: int) -> int:
-    """Entries that one request may add to the cache at once, at most."""
-    return w.ptr[r + 1] - w.ptr[r] + 2
+@lean(columns, store, forceinline=True)
+def fits(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, more: int) -> bool:
+    """Whether the store has places for so many more entries; if not, the loop has to come back for them."""
+    want = w.head[store.LIVE] + more
+    if want <= entries.shape[0] and 2 * want <= table.size:
+        if w.head[store.LOGS] == 0 or w.head[store.EVICTED] + want <= log.size:
+            return True
+    w.g[columns.WANTED] = more
+    return False
 
 
-@compiled(columns, store)
+@lean(columns, store)
 def look_up(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) -> tuple[int, int, int, int]:
     """What engine ``e``'s cache holds of the beginning of ``r``: (blocks, tokens computed, room in shared blocks, evictable room).
 
@@ -82,7 +104,7 @@ def look_up(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) ->
     return hits, computed, shared + mine, evictable + mine
 
 
-@compiled(columns, store)
+@lean(columns, store)
 def hold_hits(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, hits: int) -> None:
     """Take what :func:`look_up` has just found; the rest of what it had left stays to be evicted."""
     s, caches, bit = w.s, w.caches, 2 if w.eng[e, ROLE] == DECODE_ROLE else 1
@@ -99,7 +121,7 @@ def hold_hits(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, 
     s[r, OWN], s[r, TAIL_RUN] = NONE, NONE
 
 
-@compiled(columns, store)
+@lean(columns, store)
 def enter_prompt(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, r: int, computed: int) -> None:
     """Put ``r``'s prompt blocks that are computed by now into the cache; it holds them until it leaves.
 
@@ -126,7 +148,7 @@ def enter_prompt(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarr
         s[r, SHARED] += size
 
 
-@compiled(columns, store)
+@lean(columns, store)
 def leave(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, back: bool) -> None:
     """Give back what ``r`` holds on engine ``e``. Its full blocks become evictable, the last one first: tails are evicted first.
 

@@ -7,26 +7,70 @@ import numpy as np
 from hoptrace import stepcost_kernel
 from hoptrace.replay import draws
 from hoptrace.replay.compiled import (
-    admission, columns, decoders, heap, kv, running, runs, slots, store,
+    admission,
+    columns,
+    decoders,
+    heap,
+    kv,
+    running,
+    runs,
+    slots,
+    store,
 )  # fmt: skip
 from hoptrace.replay.compiled import begin as begin_module
 from hoptrace.replay.compiled import finish as finish_module
 from hoptrace.replay.compiled import stretch as stretch_module
 from hoptrace.replay.compiled.begin import begin
 from hoptrace.replay.compiled.columns import (
-    AGGREGATED, ASSIGNED, BEFORE_NS, CALM, CLIENT_QUEUE, CLOCK, END, ENTRIES_N, FLAGS, FRESH_FIRST, FROM_ARRIVAL, GENERATED, HANDED, HORIZON, IN_FLIGHT, KEY, LINK, N_RUNS,
-    N_STEPS, NEVER, NEXT_CLIENT, NONE, PLACE, POSITION, PROMPT, QUEUED_N, QUEUED_TOKENS, READY, ROUTED_N, ROUTER_QUEUE, RUNNING, SINCE, STATE,
-    STEPS, UNSEEN, WAITING, WHEN, World,
+    AGGREGATED,
+    ASSIGNED,
+    BEFORE_NS,
+    CALM,
+    CLIENT_QUEUE,
+    CLOCK,
+    END,
+    ENTRIES_N,
+    FLAGS,
+    FRESH_FIRST,
+    FROM_ARRIVAL,
+    GENERATED,
+    HANDED,
+    HERE,
+    HORIZON,
+    IN_FLIGHT,
+    KEY,
+    LINK,
+    MIDWAY,
+    N_RUNS,
+    N_STEPS,
+    NEVER,
+    NEXT_CLIENT,
+    PLACE,
+    PROMPT,
+    QUEUED_N,
+    QUEUED_TOKENS,
+    READY,
+    ROUTED_N,
+    ROUTER_QUEUE,
+    RUNNING,
+    SINCE,
+    STATE,
+    STEPS,
+    UNSEEN,
+    WAITING,
+    WHEN,
+    World,
 )  # fmt: skip
 from hoptrace.replay.compiled.finish import finish, successors
+from hoptrace.replay.compiled.kv import fits
 from hoptrace.replay.compiled.runs import end_run
 from hoptrace.replay.compiled.stretch import stretch
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import REFUSED, REQUEST, UNFINISHED
 
-__all__ = ["FINISHED", "FULL", "advance", "close"]
+__all__ = ["FINISHED", "FULL", "SHORT", "advance", "close"]
 
-FINISHED, FULL = 0, 1
+FINISHED, FULL, SHORT = 0, 1, 2
 
 _ARRIVAL, _ROUTED, _ENGINE, _STATUS = (
     REQUEST.index("arrival_ns"), REQUEST.index("routed_ns"), REQUEST.index("engine"), REQUEST.index("status"),
@@ -34,7 +78,7 @@ _ARRIVAL, _ROUTED, _ENGINE, _STATUS = (
 _DECODE_ENGINE, _GENERATED = REQUEST.index("decode_engine"), REQUEST.index("generated_tokens")
 
 
-@compiled(columns)
+@lean(columns)
 def _sift(order: np.ndarray, eng: np.ndarray, n: int, i: int) -> None:
     """Put the engine at place ``i`` of the heap of ``n``, ordered by (WHEN, engine), where it belongs."""
     e = order[i]
@@ -66,7 +110,7 @@ def _sift(order: np.ndarray, eng: np.ndarray, n: int, i: int) -> None:
     eng[e, PLACE] = i
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def wake(w: World, e: int, now: int) -> None:
     """Something changed for engine ``e``: if it sleeps it tries to begin a step, now or when it may."""
     eng = w.eng
@@ -76,7 +120,7 @@ def wake(w: World, e: int, now: int) -> None:
         _sift(w.order, eng, w.order.size, eng[e, PLACE])
 
 
-@compiled(columns, heap)
+@lean(columns, heap, forceinline=True)
 def _queue(w: World, e: int, r: int) -> None:
     """``r`` joins the queue of an entry engine."""
     s, eng = w.s, w.eng
@@ -88,7 +132,7 @@ def _queue(w: World, e: int, r: int) -> None:
     eng[e, UNSEEN] = r
 
 
-@compiled(columns, finish_module, heap)
+@lean(columns, finish_module, heap, forceinline=True)
 def _arrive(w: World, r: int, now: int) -> None:
     """``r`` reaches the router."""
     out, g = w.out, w.g
@@ -113,14 +157,12 @@ def _arrive(w: World, r: int, now: int) -> None:
     wake(w, e, now)
 
 
-@compiled(
+@lean(
     admission, begin_module, columns, decoders, draws, finish_module, heap, kv, running, runs, slots, store, stepcost_kernel,
     stretch_module,
 )  # fmt: skip
-def advance(
-    w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray
-) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-    """Go on until there is no room for rows (FULL), or nothing happens any more (FINISHED). Returns what may have grown, too."""
+def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -> int:
+    """Go on until there is no room for rows (FULL) or for entries in the store (SHORT), or nothing happens any more (FINISHED)."""
     eng, g, order, queues, nodes = w.eng, w.g, w.order, w.queues, w.nodes
     engines = order.size
     while True:
@@ -135,7 +177,7 @@ def advance(
             client = nodes[x, heap.KEY]
         now = min(when >> 1, router, client)
         if now > g[HORIZON] or now >= NEVER:
-            return FINISHED, table, entries, log
+            return FINISHED
         if when == 2 * now:
             if eng[e, CALM] != 0 and eng[e, FRESH_FIRST] < 0:
                 until = min(router, client, g[HORIZON] + 1)
@@ -147,8 +189,10 @@ def advance(
                     _sift(order, eng, engines, 0)
                     continue
             if g[N_RUNS] + 3 * eng[e, RUNNING] + 8 > w.runs.shape[0] or g[N_STEPS] >= w.steps.shape[0]:
-                return FULL, table, entries, log
-            table, entries, log = finish(w, table, entries, log, e, now)
+                return FULL
+            if eng[e, HERE] > 0 and not fits(w, table, entries, log, eng[e, HERE]):
+                return SHORT
+            finish(w, table, entries, e, now)
             _sift(order, eng, engines, 0)
         elif client == now:
             x = heap.dequeue(queues, nodes, g[CLIENT_QUEUE])
@@ -160,12 +204,15 @@ def advance(
             _arrive(w, r, now)
         else:
             if g[N_RUNS] + 3 * eng[e, RUNNING] + 8 > w.runs.shape[0] or g[N_STEPS] >= w.steps.shape[0]:
-                return FULL, table, entries, log
-            table, entries, log = begin(w, table, entries, log, e, now)
+                return FULL
+            if eng[e, HERE] > 0 and eng[e, MIDWAY] == 0 and not fits(w, table, entries, log, eng[e, HERE]):
+                return SHORT
+            if not begin(w, table, entries, log, e, now):
+                return SHORT
             _sift(order, eng, engines, eng[e, PLACE])
 
 
-@compiled(columns, runs)
+@lean(columns, runs)
 def close(w: World, r: int) -> int:
     """The horizon: open runs of requests from ``r`` on end with the last step that ended, and it is said how far those came.
     Returns the first request that was left for want of room for rows."""

@@ -23,7 +23,7 @@ from hoptrace.replay.compiled import blocktable, store
 from hoptrace.replay.compiled.blocktable import BITS, COLUMNS, INDEX, WORD
 from hoptrace.replay.compiled.store import EVICTABLE, FREE, find
 from hoptrace.replay.draws import draw
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 
 __all__ = ["COUNT", "KIND", "KINDS", "N", "choose", "new_router", "prefixes", "see", "use"]
 
@@ -53,14 +53,14 @@ def new_router(kind: int, n: int, seed: int, shift: int, age_ns: int, load_token
     return router
 
 
-@compiled(store)
+@lean(store)
 def _held(value: np.ndarray, capacity: np.ndarray, caches: np.ndarray, engines: np.ndarray) -> None:
     for p in range(engines.size):
         e = engines[p]
         value[p] = capacity[p] - caches[e, FREE] - caches[e, EVICTABLE]
 
 
-@compiled(store)
+@lean(store)
 def see(router: np.ndarray, value: np.ndarray, capacity: np.ndarray, caches: np.ndarray, engines: np.ndarray, now: int) -> None:
     """A kv_use router with an ``age_ns`` looks at its engines, if a multiple of it has come since it looked last."""
     if router[KIND] != _KV_USE or router[_AGE] == 0:
@@ -74,14 +74,14 @@ def see(router: np.ndarray, value: np.ndarray, capacity: np.ndarray, caches: np.
         router[_NEXT] = first + ((now - first) // router[_AGE] + 1) * router[_AGE]
 
 
-@compiled(store)
+@lean(store)
 def use(router: np.ndarray, value: np.ndarray, capacity: np.ndarray, caches: np.ndarray, engines: np.ndarray) -> None:
     """A kv_use router without an ``age_ns`` looks at its engines."""
     if router[KIND] == _KV_USE and router[_AGE] == 0:
         _held(value, capacity, caches, engines)
 
 
-@compiled(blocktable, store)
+@lean(blocktable, store)
 def prefixes(
     value: np.ndarray, scratch: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, engines: np.ndarray,
     block_id: np.ndarray, block_end: np.ndarray, first: int, last: int,
@@ -121,7 +121,7 @@ def prefixes(
         value[alive[k]] = block_end[j - 1] if j > first else 0
 
 
-@compiled(draws)
+@lean(draws)
 def choose(router: np.ndarray, load: np.ndarray, value: np.ndarray, number: int, session: int, now: int) -> int:
     """The position of the engine that request ``number`` (of session ``session``, -1 without one) goes to at ``now``."""
     kind, n, seed, shift = router[KIND], router[N], router[_SEED], router[_SHIFT]

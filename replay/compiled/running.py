@@ -6,22 +6,85 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns, decoders, heap, kv, runs, store
 from hoptrace.replay.compiled.columns import (
-    ADMITTED, AFTER, ALL_VICTIMS, BEFORE, BLOCK, BOUNDARY, BUDGET, CACHE, CHUNKED, COMPUTED, COUNTS, D_CONTEXT, D_N, D_TOKENS,
-    DECODE_CONTEXT, DECODERS, DECODING, DRIVEN_OUT, FRONT, GENERATED, HEAD, KEY, LEFT, LINK, MODE, NONE, P_CONTEXT, P_N, P_TOKENS,
-    PADDED, PADS, POOL, PREFILL, PREFILL_FIRST, PROMPT, PROMPTED, PROPOSED, PROPOSES, QUEUED_DECODE, QUEUED_DECODE_TOKENS, REQUEUE, ROLE,
-    RUNNING, SEPARATE, SEQ, SHARE, SLOT, SLOTTED, SPEC_OFF, SPEC_TOKENS, STATE, STEPS, TAIL, TOOK_DECODERS, UNFINISHED, VICTIMS,
+    ADMITTED,
+    AFTER,
+    ALL_VICTIMS,
+    BEFORE,
+    BLOCK,
+    BOUNDARY,
+    CACHE,
+    CHUNKED,
+    COMPUTED,
+    COUNTS,
+    D_CONTEXT,
+    D_N,
+    D_TOKENS,
+    DECODE_CONTEXT,
+    DECODE_ROLE,
+    DECODERS,
+    DECODING,
+    DRIVEN_OUT,
+    FRONT,
+    GENERATED,
+    HEAD,
+    HERE,
+    KEY,
+    LEFT,
+    LINK,
+    NEW_ENTRIES,
+    NEXT_BLOCK,
+    NONE,
+    P_CONTEXT,
+    P_N,
+    P_TOKENS,
+    PADDED,
+    POOL,
+    PREFILL,
+    PROMPT,
+    PROMPTED,
+    PROPOSED,
+    PROPOSES,
+    QUEUED_DECODE,
+    QUEUED_DECODE_TOKENS,
+    REQUEUE,
+    ROLE,
+    RUNNING,
+    SEPARATE,
+    SEQ,
+    SHARE,
+    SHARED,
+    SLOT,
+    SLOTTED,
+    SPEC_OFF,
+    SPEC_TOKENS,
+    STATE,
+    STEPS,
+    TAIL,
+    TOOK_DECODERS,
+    UNFINISHED,
+    VICTIMS,
     World,
 )  # fmt: skip
 from hoptrace.replay.compiled.decoders import separate
-from hoptrace.replay.compiled.kv import enter_prompt, leave, new_entries, wanted
+from hoptrace.replay.compiled.kv import enter_prompt, leave, wanted
 from hoptrace.replay.compiled.runs import end_run, start_run
 from hoptrace.replay.compiled.slots import BUSY
 from hoptrace.replay.compiled.slots import PROMPT as SLOT_PROMPT
 from hoptrace.replay.compiled.store import EVICTABLE, FREE
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import PREEMPTED, REQUEST
 
-__all__ = ["ALL", "DECODERS_ONLY", "PROMPTS_ONLY", "all_at_once", "drive_out", "give_chunk", "join_running", "leave_running", "one_by_one"]
+__all__ = [
+    "ALL",
+    "DECODERS_ONLY",
+    "PROMPTS_ONLY",
+    "all_at_once",
+    "drive_out",
+    "give_chunk",
+    "join_running",
+    "leave_running",
+    "one_by_one",
+]
 
 ALL, PROMPTS_ONLY, DECODERS_ONLY = 0, 1, 2
 
@@ -29,7 +92,7 @@ _ARRIVAL, _RECOMPUTED = REQUEST.index("arrival_ns"), REQUEST.index("recomputed_t
 _PREEMPTIONS, _PREFILL_PREEMPTIONS = REQUEST.index("preemptions"), REQUEST.index("prefill_preemptions")
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def join_running(s: np.ndarray, eng: np.ndarray, e: int, r: int) -> None:
     """Admit ``r``: behind all others."""
     tail = eng[e, TAIL]
@@ -41,9 +104,10 @@ def join_running(s: np.ndarray, eng: np.ndarray, e: int, r: int) -> None:
     eng[e, TAIL] = r
     eng[e, ADMITTED] += 1
     eng[e, RUNNING] += 1
+    eng[e, HERE] += s[r, NEW_ENTRIES]
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def leave_running(s: np.ndarray, eng: np.ndarray, e: int, r: int) -> None:
     """Take ``r`` out of the running ones."""
     before, after = s[r, BEFORE], s[r, AFTER]
@@ -56,11 +120,12 @@ def leave_running(s: np.ndarray, eng: np.ndarray, e: int, r: int) -> None:
     else:
         s[after, BEFORE] = before
     eng[e, RUNNING] -= 1
+    eng[e, HERE] -= s[r, NEW_ENTRIES]
     if eng[e, UNFINISHED] == r:
         eng[e, UNFINISHED] = NONE
 
 
-@compiled(columns)
+@lean(columns, forceinline=True)
 def give_chunk(w: World, e: int, r: int, tokens: int) -> None:
     """``r``'s prompt has a part in this step; its room has been taken."""
     w.s[r, SHARE] = tokens
@@ -70,7 +135,7 @@ def give_chunk(w: World, e: int, r: int, tokens: int) -> None:
     w.eng[e, P_CONTEXT] += w.s[r, COMPUTED]
 
 
-@compiled(columns, kv, store, forceinline=True)
+@lean(columns, kv, store, forceinline=True)
 def all_at_once(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, which: int) -> bool:
     """Decoders take a token each, the unfinished prompt what is left. False, and nothing done, if budget or room is short."""
     s, eng, caches = w.s, w.eng, w.caches
@@ -108,7 +173,7 @@ def all_at_once(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarra
     return True
 
 
-@compiled(columns)
+@lean(columns)
 def worst(w: World, e: int) -> int:
     """Whom a lack of room drives out: the last admitted, or (priority) the one of the largest (key, arrival, number)."""
     s, r = w.s, w.eng[e, TAIL]
@@ -126,10 +191,39 @@ def worst(w: World, e: int) -> int:
     return found
 
 
-@compiled(columns, heap, kv, runs, store)
+@lean(columns, store)
+def _undo(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) -> None:
+    """Take a part in this step back, and the blocks that it entered out of the cache."""
+    s, eng, tokens = w.s, w.eng, w.s[r, SHARE]
+    eng[e, LEFT] += tokens
+    if s[r, STATE] == DECODING:
+        eng[e, D_N] -= 1
+        eng[e, D_TOKENS] -= tokens
+        eng[e, D_CONTEXT] -= s[r, COMPUTED]
+        eng[e, PROPOSED] -= tokens - 1
+    else:
+        eng[e, P_N] -= 1
+        eng[e, P_TOKENS] -= tokens
+        eng[e, P_CONTEXT] -= s[r, COMPUTED]
+        if eng[e, CACHE] == POOL:
+            bit = 2 if eng[e, ROLE] == DECODE_ROLE else 1
+            j = s[r, NEXT_BLOCK] - 1
+            while j >= w.ptr[r] and w.bend[j] > s[r, COMPUTED]:
+                if w.held[j] & bit:
+                    size = store.withdraw(w.caches, table, entries, w.head, e, store.find(table, entries, e, w.bid[j]))
+                    w.held[j] &= ~bit & 3
+                    s[r, columns.PRIVATE] += size
+                    s[r, SHARED] -= size
+                j -= 1
+    s[r, SHARE] = 0
+
+
+@lean(columns, heap, kv, runs, store)
 def drive_out(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) -> None:
     """``r``, which runs or has arrived, gives all up and waits again. There must be places for entries and rows."""
     s, eng = w.s, w.eng
+    if s[r, SHARE] > 0:
+        _undo(w, table, entries, e, r)
     leave(w, table, entries, e, r, True)
     if eng[e, CACHE] == SLOTTED:
         w.slot[s[r, SLOT], BUSY], w.slot[s[r, SLOT], SLOT_PROMPT] = 0, -1
@@ -152,37 +246,17 @@ def drive_out(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) 
     eng[e, ALL_VICTIMS] += 1
 
 
-@compiled(columns)
-def _undo(w: World, e: int, r: int) -> None:
-    """Take a part in this step back."""
-    s, eng, tokens = w.s, w.eng, w.s[r, SHARE]
-    if tokens == 0:
-        return
-    eng[e, LEFT] += tokens
-    if s[r, STATE] == DECODING:
-        eng[e, D_N] -= 1
-        eng[e, D_TOKENS] -= tokens
-        eng[e, D_CONTEXT] -= s[r, COMPUTED]
-        eng[e, PROPOSED] -= tokens - 1
-    else:
-        eng[e, P_N] -= 1
-        eng[e, P_TOKENS] -= tokens
-        eng[e, P_CONTEXT] -= s[r, COMPUTED]
-    s[r, SHARE] = 0
-
-
-@compiled(columns, decoders, heap, kv, runs, store)
-def one_by_one(
-    w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, which: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The running ones in the order of admission; whoever lacks room drives others out. Returns what may have grown."""
+@lean(columns, decoders, heap, kv, runs, store)
+def one_by_one(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, which: int) -> None:
+    """The running ones in the order of admission; whoever lacks room drives others out."""
     s, eng, caches = w.s, w.eng, w.caches
     separate(s, eng, w.cal, e)
     eng[e, SEPARATE], eng[e, TOOK_DECODERS] = 1, 0
     d = 0
     r = eng[e, HEAD]
     while r >= 0:
-        s[r, SHARE] = 0
+        if which != DECODERS_ONLY or s[r, STATE] == DECODING:
+            s[r, SHARE] = 0
         d += s[r, STATE] == DECODING
         r = s[r, AFTER]
     proposals = w.g[SPEC_TOKENS] if d <= w.g[SPEC_OFF] else 0
@@ -205,10 +279,7 @@ def one_by_one(
         gone = False
         while want > caches[e, FREE] + caches[e, EVICTABLE] and not gone:
             v = worst(w, e)
-            _undo(w, e, v)
             leave_running(s, eng, e, v)
-            if eng[e, CACHE] == POOL:
-                table, entries, log = store.room(table, entries, w.head, log, new_entries(w, v))
             drive_out(w, table, entries, e, v)
             gone = v == r
         if gone:
@@ -225,7 +296,5 @@ def one_by_one(
         else:
             give_chunk(w, e, r, tokens)
             if eng[e, CACHE] == POOL:
-                table, entries, log = store.room(table, entries, w.head, log, new_entries(w, r))
                 enter_prompt(w, table, entries, log, e, r, s[r, COMPUTED] + tokens)
         r = s[r, AFTER]
-    return table, entries, log

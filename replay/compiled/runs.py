@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from hoptrace.compiling import cached_njit
 from hoptrace.replay.compiled.columns import (
-    N_RUNS, NONE, RUN_CONTEXT, RUN_EMITTED, RUN_FIRST, RUN_PHASE, RUN_TOKENS,
+    N_RUNS,
+    NONE,
+    RUN_CONTEXT,
+    RUN_EMITTED,
+    RUN_FIRST,
+    RUN_PHASE,
+    RUN_TOKENS,
 )  # fmt: skip
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import DECODE
 
 __all__ = ["end_run", "set_run", "start_run"]
 
 
-@cached_njit
+@lean()
 def end_run(s: np.ndarray, g: np.ndarray, runs: np.ndarray, r: int, e: int, last: int) -> None:
     """Write request ``r``'s open run, which ended with step ``last`` of engine ``e``; a run of no step is not written."""
     first = s[r, RUN_FIRST]
@@ -26,14 +32,14 @@ def end_run(s: np.ndarray, g: np.ndarray, runs: np.ndarray, r: int, e: int, last
     s[r, RUN_PHASE] = NONE
 
 
-@cached_njit
+@lean()
 def start_run(s: np.ndarray, r: int, step: int, phase: int, tokens: int, context: int, emitted: int) -> None:
     """Open a run."""
     s[r, RUN_FIRST], s[r, RUN_PHASE], s[r, RUN_TOKENS], s[r, RUN_CONTEXT] = step, phase, tokens, context
     s[r, RUN_EMITTED] = emitted
 
 
-@cached_njit
+@lean()
 def set_run(
     s: np.ndarray, g: np.ndarray, runs: np.ndarray, r: int, e: int, step: int, phase: int, tokens: int, context: int, emitted: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hoptrace.replay.compiled import columns as c
-from hoptrace.replay.compiled import heap, store
+from hoptrace.replay.compiled import heap, store, transfers
 from hoptrace.replay.outcome import DECODE, MOVE, REFUSED, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED
 from hoptrace.replay.plan import EngineSpec, Plan
 from hoptrace.replay.workload import Workload
@@ -20,7 +20,7 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROWS = 65536
 """Rows of a kind that are handed on at once."""
 
-_MODES = {"mixed": c.MIXED, "prefill_first": c.PREFILL_FIRST, "static": c.STATIC}
+_MODES = {"mixed": c.MIXED, "prefill_first": c.PREFILL_FIRST, "static": c.STATIC, "prompts_first": c.PROMPTS_FIRST}
 _CACHES = {None: c.NO_CACHE, "pool": c.POOL, "slot": c.SLOTTED}
 _ROLES = {"both": c.BOTH, "prefill": c.PREFILL, "decode": c.DECODE_ROLE}
 # Longer blocks than that: every step is gone through one by one.
@@ -55,7 +55,8 @@ def refused(work: Workload, plan: Plan) -> np.ndarray[Any, np.dtype[np.bool_]]:
             kv = work.prompt_tokens if prefill else work.prompt_tokens + work.output_tokens - 1 + more
             block = e.block_size_tokens
             bad |= -(-kv // block) > e.capacity_tokens // block
-        if first and not e.chunked_prefill and e.max_batched_tokens is not None:
+        whole = not e.chunked_prefill and e.mode != "prompts_first"
+        if first and whole and e.max_batched_tokens is not None:
             bad |= work.prompt_tokens > e.max_batched_tokens
         return bad
 
@@ -94,6 +95,7 @@ def _engines(plan: Plan, work: Workload, separate: bool) -> tuple[_Ints, _Ints]:
         row[c.WHEN] = 2 * c.NEVER
         row[[c.READY, c.DECODE_PHASE]] = -c.NEVER, DECODE
         row[[c.HEAD, c.TAIL, c.UNFINISHED, c.TAIL_FIRST, c.UNSEEN, c.FRESH_FIRST, c.FRONT]] = c.NONE
+        row[[c.OFFER_FIRST, c.OFFER_LAST, c.WRITE_FIRST, c.ENDED_FIRST, c.STASH_FIRST, c.COMING]] = c.NONE
         if spec.cache == "slot":
             row[c.FIRST_SLOT] = slots
             slots += _limit(spec.max_sequences)
@@ -121,11 +123,32 @@ def _globals(plan: Plan, work: Workload, sessions: bool) -> _Ints:
     return g
 
 
+def _caches(plan: Plan, eng: _Ints, g: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints, _Ints, _Ints]:
+    """(tier, caches, table, entries, head, log): a cache for each engine, tier instance, and set of blocks being loaded."""
+    n = len(eng)
+    rows = []
+    at = n
+    for spec in plan.tiers:
+        for e in range(n):
+            rows.append((at if spec.shared else at + e, spec.read[e], spec.write[e], spec.demote[e] if spec.demote else -1))
+        at += 1 if spec.shared else n
+    g[[c.TIERS_N, c.READING, c.TOKEN_BYTES]] = len(plan.tiers), at, plan.kv_token_bytes
+    g[[c.BREAK_EVEN, c.BACK]] = plan.reuse == "break_even", bool(plan.tiers) and plan.tiers[0].policy == "back"
+    caches, table, entries, head, log = store.store(at + (n if plan.tiers else 0), bool(plan.tiers))
+    for i, row in enumerate(eng):
+        store.open_cache(caches, i, int(row[c.CAPACITY]), int(row[c.BLOCK]))
+    for k, (instance, *_) in enumerate(rows):
+        store.open_cache(caches, instance, _limit(plan.tiers[k // n].capacity_tokens), 1)
+    return np.array(rows, dtype=np.int64).reshape(-1, 4), caches, table, entries, head, log
+
+
 def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.World, _Ints, _Ints, _Ints]:
     """(World, table, entries, log). ``separate``: go through every decoder in every step (slow; for tests)."""
     n = work.n
     s = np.zeros((n, c.S_COLUMNS), dtype=np.int64)
     s[:, c.PROMPT], s[:, c.OUTPUT] = work.prompt_tokens, work.output_tokens
+    if any(e.cache == "pool" for e in plan.engines) or plan.tiers:
+        s[:, c.NEW_ENTRIES] = 2 * np.diff(work.block_ptr) + 4
     if plan.order.key is not None:
         s[:, c.KEY] = plan.order.key
     for column in (c.OWN, c.TAIL_RUN, c.RUN_PHASE, c.BEFORE, c.AFTER, c.LINK):
@@ -148,9 +171,9 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
             extra[after[x], c.FIRST_AFTER] = x
     g = _globals(plan, work, sessions)
     eng, cal = _engines(plan, work, separate)
-    caches, table, entries, head, log = store.store(len(eng), False)
-    for i, row in enumerate(eng):
-        store.open_cache(caches, i, int(row[c.CAPACITY]), int(row[c.BLOCK]))
+    tier, caches, table, entries, head, log = _caches(plan, eng, g)
+    ways, links = transfers.packed(plan)
+    under_way, left, thead = transfers.transfers(ways)
     slots = sum(_limit(e.max_sequences) for e in plan.engines if e.cache == "slot")
     slot = np.full((slots, 3), -1, dtype=np.int64)
     slot[:, 0] = 0
@@ -163,6 +186,7 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
         found=np.zeros(longest + 1, dtype=np.int64), slot=slot, costs=ints(pack(plan.costs)[0]), work=extra,
         session=np.full(n, -1, dtype=np.int64) if session is None else ints(session),
         steps=np.empty((ROWS, len(STEP)), dtype=np.int64), runs=np.empty((ROWS, len(RUN)), dtype=np.int64),
-        moves=np.empty((1, len(MOVE)), dtype=np.int64),
+        moves=np.empty((ROWS if plan.ways else 1, len(MOVE)), dtype=np.int64), ways=ways, links=links, under_way=under_way,
+        left=left, thead=thead, tier=tier,
     )  # fmt: skip
     return w, table, entries, log

@@ -8,8 +8,9 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns as c
 from hoptrace.replay.compiled.heap import enqueue
-from hoptrace.replay.compiled.loop import FULL, advance, close
+from hoptrace.replay.compiled.loop import FULL, SHORT, advance, close
 from hoptrace.replay.compiled.setup import ints, prepare
+from hoptrace.replay.compiled.store import room
 from hoptrace.replay.draws import draw
 from hoptrace.replay.jit import compiled
 from hoptrace.replay.outcome import REFUSED, REQUEST, Outcome, Sink
@@ -70,9 +71,7 @@ def simulate(
 
 
 class _Run:
-    def __init__(
-        self, work: Workload, plan: Plan, sink: Sink, progress: Callable[[float], None] | None, separate: bool
-    ) -> None:
+    def __init__(self, work: Workload, plan: Plan, sink: Sink, progress: Callable[[float], None] | None, separate: bool) -> None:
         self.work, self.plan, self.sink, self.progress = work, plan, sink, progress
         self.w, self.table, self.entries, self.log = prepare(work, plan, separate=separate)
 
@@ -110,7 +109,11 @@ class _Run:
 
     def _advance(self) -> None:
         while True:
-            code, self.table, self.entries, self.log = advance(self.w, self.table, self.entries, self.log)
+            code = advance(self.w, self.table, self.entries, self.log)
+            if code == SHORT:
+                more = 2 * int(self.w.g[c.WANTED])
+                self.table, self.entries, self.log = room(self.table, self.entries, self.w.head, self.log, more)
+                continue
             taken = self._hand_on()
             if code != FULL:
                 return
@@ -137,4 +140,3 @@ class _Run:
         """What has come out."""
         end = int(self.w.g[c.END])
         return Outcome(self.w.out, self.w.eng[:, c.STEPS].copy(), 0 if end == -c.NEVER else end)
-

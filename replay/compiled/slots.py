@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hoptrace.compiling import cached_njit
+from hoptrace.replay.jit import lean
 
 __all__ = ["BUSY", "PROMPT", "USED", "choose_slot", "common_blocks"]
 
@@ -12,7 +12,7 @@ BUSY, PROMPT, USED = 0, 1, 2
 """Columns of ``slot``: whether taken, the request whose prompt it keeps (-1: none), when it was last used."""
 
 
-@cached_njit
+@lean()
 def common_blocks(r: int, other: int, block_ptr: np.ndarray, block_id: np.ndarray) -> int:
     """Leading blocks that two requests' prompts have in common."""
     a, b = block_ptr[r], block_ptr[other]
@@ -23,7 +23,7 @@ def common_blocks(r: int, other: int, block_ptr: np.ndarray, block_id: np.ndarra
     return k
 
 
-@cached_njit
+@lean()
 def choose_slot(
     r: int, prompt: int, block_ptr: np.ndarray, block_id: np.ndarray, block_end: np.ndarray, slot: np.ndarray
 ) -> tuple[int, int]:

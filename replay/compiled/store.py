@@ -66,7 +66,7 @@ from hoptrace.replay.compiled.blocktable import (
     new,
     room,
 )
-from hoptrace.replay.jit import compiled
+from hoptrace.replay.jit import compiled, lean
 
 __all__ = [
     "BLOCK", "BLOCKS", "EVICTABLE", "EVICTED", "FREE", "FRESH", "HOLDERS", "KEY", "LIVE", "MARK", "NEXT", "OLDEST", "PREV",
@@ -89,26 +89,26 @@ def store(n: int, logs: bool, indexed: int = 0) -> tuple[np.ndarray, np.ndarray,
     return caches, table, entries, head, log
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def open_cache(caches: np.ndarray, i: int, capacity_tokens: int, block_tokens: int) -> None:
     """An empty cache with so many tokens of room, in blocks of so many where they have no id."""
     caches[i, FREE], caches[i, EVICTABLE], caches[i, RESIDENT], caches[i, UNIT] = capacity_tokens, 0, 0, block_tokens
     caches[i, OLDEST], caches[i, YOUNGEST], caches[i, FRESH], caches[i, _FRESH_LAST] = -1, -1, -1, -1
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def find(table: np.ndarray, entries: np.ndarray, i: int, block: int) -> int:
     """The entry of a block in cache ``i``, -1 if it is not there."""
     return lookup(table, entries, (i << SHIFT) | block)
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def kept(table: np.ndarray, entries: np.ndarray, run: int) -> int:
     """The entry of a run (the ``KEY`` that it had when it was kept), -1 if all of it is gone."""
     return lookup(table, entries, run)
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def leading(
     table: np.ndarray, entries: np.ndarray, i: int, block_id: np.ndarray, first: int, last: int, found: np.ndarray
 ) -> tuple[int, int, int]:
@@ -129,7 +129,7 @@ def leading(
     return last - first, tokens, evictable
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def _append(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """Make ``e``, which is not in the list, the youngest."""
     last = caches[i, YOUNGEST]
@@ -141,7 +141,7 @@ def _append(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     caches[i, YOUNGEST] = e
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def _unlink(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     p, n = entries[e, PREV], entries[e, NEXT]
     if p < 0:
@@ -154,7 +154,7 @@ def _unlink(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
         entries[n, PREV] = p
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def hold(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """One more request holds the block."""
     if entries[e, HOLDERS] == 0:
@@ -163,7 +163,7 @@ def hold(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     entries[e, HOLDERS] += 1
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def release(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """One request less holds it; the last one leaves it as the youngest evictable."""
     entries[e, HOLDERS] -= 1
@@ -172,7 +172,7 @@ def release(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
         caches[i, EVICTABLE] += entries[e, SIZE]
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def touch(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """Make it the youngest, if nobody holds it."""
     if entries[e, HOLDERS] == 0 and caches[i, YOUNGEST] != e:
@@ -180,7 +180,7 @@ def touch(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
         _append(caches, entries, i, e)
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def evict(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, log: np.ndarray, i: int) -> None:
     """Make room of the oldest evictable block; there must be one. Of a run, of its last block."""
     e = caches[i, OLDEST]
@@ -203,7 +203,7 @@ def evict(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.n
         entries[e, SIZE] = size - gone
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def take(
     caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, log: np.ndarray, i: int, tokens: int
 ) -> bool:
@@ -216,20 +216,20 @@ def take(
     return True
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def give(caches: np.ndarray, i: int, tokens: int) -> None:
     """Give room back that was taken."""
     caches[i, FREE] += tokens
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def enter(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, i: int, block: int, tokens: int) -> int:
     """Room taken before becomes a cached block, which is not there yet, held by one: its entry."""
     caches[i, RESIDENT] += tokens
     return insert(table, entries, head, (i << SHIFT) | block, tokens, 1)
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def keep(
     caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, i: int, tokens: int, mark: int, found: bool
 ) -> int:
@@ -248,7 +248,7 @@ def keep(
     return e
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def reclaim(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, i: int, e: int) -> int:
     """Take a run out of the cache; what is left of it is room taken again: so many tokens."""
     tokens = entries[e, SIZE]
@@ -259,7 +259,7 @@ def reclaim(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np
     return tokens
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def put(
     caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, log: np.ndarray, i: int, block: int, tokens: int
 ) -> bool:
@@ -276,7 +276,7 @@ def put(
     return True
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def withdraw(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: np.ndarray, i: int, e: int) -> int:
     """A block that only its holder holds, and that is not fresh, leaves the cache: so many tokens of room taken again."""
     tokens = entries[e, SIZE]
@@ -285,7 +285,7 @@ def withdraw(caches: np.ndarray, table: np.ndarray, entries: np.ndarray, head: n
     return tokens
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def pin(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """A block of a tier is being read: it stays where it is in the list, and is not evicted until it is unpinned as often."""
     if entries[e, HOLDERS] == 0:
@@ -293,7 +293,7 @@ def pin(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     entries[e, HOLDERS] += 1
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def unpin(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """See :func:`pin`."""
     entries[e, HOLDERS] -= 1
@@ -301,7 +301,7 @@ def unpin(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
         caches[i, EVICTABLE] += entries[e, SIZE]
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def renew(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """A block of a tier becomes the youngest, pinned or not."""
     if caches[i, YOUNGEST] != e:
@@ -309,7 +309,7 @@ def renew(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
         _append(caches, entries, i, e)
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def mark_fresh(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """Add a held entry to the end of its cache's chain of fresh ones."""
     entries[e, NEXT] = -1
@@ -320,7 +320,7 @@ def mark_fresh(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     caches[i, _FRESH_LAST] = e
 
 
-@compiled(blocktable)
+@lean(blocktable)
 def unmark(caches: np.ndarray, entries: np.ndarray, i: int, e: int) -> None:
     """Take an entry out of the chain of fresh ones, where it is."""
     p, x = -1, caches[i, FRESH]

@@ -24,11 +24,12 @@ from math import ceil
 import numpy as np
 
 from hoptrace.compiling import cached_njit
+from hoptrace.replay.jit import lean
 from hoptrace.replay.plan import Plan
 
 __all__ = [
     "BLOCKS", "BYTES", "ENDED", "NEVER", "START", "TAG", "TAGS", "WAY", "alone_ns", "due", "free", "next_ns", "packed", "room",
-    "start", "transfers",
+    "start", "transfers", "used",
 ]  # fmt: skip
 
 NEVER = 1 << 62
@@ -84,7 +85,7 @@ def room(t: np.ndarray, left: np.ndarray, head: np.ndarray, more: int) -> tuple[
     return bigger, longer
 
 
-@cached_njit
+@lean()
 def _before(t: np.ndarray, x: int, y: int) -> bool:
     if t[x, _WHEN] != t[y, _WHEN]:
         return t[x, _WHEN] < t[y, _WHEN]
@@ -93,7 +94,7 @@ def _before(t: np.ndarray, x: int, y: int) -> bool:
     return t[x, _NUMBER] < t[y, _NUMBER]
 
 
-@cached_njit
+@lean()
 def _place(t: np.ndarray, n: int, x: int, i: int) -> None:
     """Put ``x`` where it belongs in the heap of ``n``, from the hole at ``i`` on, up or down."""
     while i > 0:
@@ -119,7 +120,7 @@ def _place(t: np.ndarray, n: int, x: int, i: int) -> None:
     t[x, _PLACE] = i
 
 
-@cached_njit
+@lean()
 def _drop(t: np.ndarray, head: np.ndarray) -> int:
     """Take the first one out of the heap."""
     x = t[0, _HEAP]
@@ -130,7 +131,7 @@ def _drop(t: np.ndarray, head: np.ndarray) -> int:
     return x
 
 
-@cached_njit
+@lean()
 def start(t: np.ndarray, head: np.ndarray, ways: np.ndarray, now: int, way: int, blocks: int, nbytes: int) -> int:
     """A transfer begins: its row. There must be room."""
     x = head[_UNUSED]
@@ -149,20 +150,20 @@ def start(t: np.ndarray, head: np.ndarray, ways: np.ndarray, now: int, way: int,
     return x
 
 
-@cached_njit
+@lean()
 def free(t: np.ndarray, head: np.ndarray, x: int) -> None:
     """The row of a transfer that has ended may be used anew."""
     t[x, _SINCE] = head[_UNUSED]
     head[_UNUSED] = x
 
 
-@cached_njit
+@lean()
 def next_ns(t: np.ndarray, head: np.ndarray) -> int:
     """When the next transfer or fixed part ends; NEVER if none is under way."""
     return t[t[0, _HEAP], _WHEN] if head[_WAITING] > 0 else NEVER
 
 
-@cached_njit
+@lean()
 def _join(t: np.ndarray, ways: np.ndarray, links: np.ndarray, x: int) -> None:
     way = t[x, WAY]
     for h in range(ways[way, _HOPS]):
@@ -176,7 +177,7 @@ def _join(t: np.ndarray, ways: np.ndarray, links: np.ndarray, x: int) -> None:
         links[k, _ON] += 1
 
 
-@cached_njit
+@lean()
 def _leave(t: np.ndarray, ways: np.ndarray, links: np.ndarray, x: int) -> None:
     way = t[x, WAY]
     for h in range(ways[way, _HOPS]):
@@ -192,7 +193,7 @@ def _leave(t: np.ndarray, ways: np.ndarray, links: np.ndarray, x: int) -> None:
         links[k, _ON] -= 1
 
 
-@cached_njit
+@lean()
 def _hop(t: np.ndarray, ways: np.ndarray, x: int, link: int) -> int:
     """The column of ``x`` for this link of its way."""
     way = t[x, WAY]
@@ -202,7 +203,7 @@ def _hop(t: np.ndarray, ways: np.ndarray, x: int, link: int) -> int:
     return _NODE + 2 * h
 
 
-@cached_njit
+@lean()
 def _retime(
     t: np.ndarray, left: np.ndarray, head: np.ndarray, ways: np.ndarray, links: np.ndarray, now: int, first: int, last: int
 ) -> None:
@@ -232,7 +233,7 @@ def _retime(
                 y = t[y, _hop(t, ways, y, k) + 1]
 
 
-@cached_njit
+@lean()
 def due(t: np.ndarray, left: np.ndarray, head: np.ndarray, ways: np.ndarray, links: np.ndarray, now: int) -> int:
     """All that happens to transfers at ``now`` (which is ``next_ns``): how many have ended, ``t[:n, ENDED]``.
 
@@ -263,7 +264,7 @@ def due(t: np.ndarray, left: np.ndarray, head: np.ndarray, ways: np.ndarray, lin
     return n
 
 
-@cached_njit
+@lean()
 def alone_ns(ways: np.ndarray, links: np.ndarray, way: int, blocks: int, nbytes: int) -> int:
     """How long a transfer takes if nobody else is on its links."""
     fixed = ways[way, _BASE] + blocks * ways[way, _PER_BLOCK]
