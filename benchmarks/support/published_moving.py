@@ -65,7 +65,8 @@ def layers_overlap() -> Check:
         for layers in (1, 80):
             plan = Plan(
                 (spec, replace(spec, name="d", role="decode")), (cost,),
-                links=(LinkSpec("out", 25 * 10**9), LinkSpec("in", 25 * 10**9)), ways=(Way(links=(0, 1)),), kv_token_bytes=327_680, handover=Handover(((0,),), start="push", layers=layers),
+                links=(LinkSpec("out", 25 * 10**9), LinkSpec("in", 25 * 10**9)), ways=(Way(links=(0, 1)),),
+                kv_token_bytes=327_680, handover=Handover(((0,),), start="push", layers=layers),
             )  # fmt: skip
             p = play(asked, plan)
             found[prompt, layers] = _ms(p.column("handover_end_ns")[0] - p.column("prefill_end_ns")[0])

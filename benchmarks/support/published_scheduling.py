@@ -35,8 +35,8 @@ def kv_cliff() -> Check:
         "P27", "inference-sim pull 298: 4 servers, 200 requests at 2000/s, prompts about 512, outputs about 256 tokens",
         rows, met=rate[2200] == 0 < rate[2100] < rate[2000] < rate[1700] and p99[1700] > p99[2200],
         why="The cliff stands at the same 4.5 % of memory; the rates differ: vLLM admits a prompt only if all of it fits, so "
-        "fewer are driven out later. Its p99 TTFT (461 to 2,175 ms) counted the first token again after a preemption (mended in its "
-        "pull 1098), so it is not comparable; lengths are drawn anew.",
+        "fewer are driven out later. Its p99 TTFT (461 to 2,175 ms) counted the first token again after a preemption (mended in "
+        "its pull 1098), so it is not comparable; lengths are drawn anew.",
     )  # fmt: skip
 
 
