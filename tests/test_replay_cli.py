@@ -90,6 +90,60 @@ def test_a_trace_without_latencies_gives_plain_figures(capture: Path, tmp_path: 
     assert (q.returncode, q.stdout) == (0, "")
 
 
+def test_the_screen_says_on_what_an_answer_rests(capture: Path, tmp_path: Path) -> None:
+    p = run(
+        "replay",
+        capture.parent / "log.trace",
+        "--policy",
+        "pd-1-1",
+        "--cost",
+        "fixed:50,12",
+        "--until",
+        "3s",
+        "-o",
+        tmp_path / "a",
+    )
+    assert p.returncode == 0, p.stderr
+    for words in (
+        "split: prefill = 1, decode = 1, start = pull, link = roce",
+        "servers: 2 (1 for prefill, 1 for decode)",
+        "step cost: fixed",
+        "arrivals: recorded (no request says which one it waited for)",
+        "KV handed over: ",
+        " unfinished, ",
+        " not arrived",
+    ):
+        assert words in p.stdout, words
+    assert "split.prefill_server" not in p.stdout  # nothing of its own
+
+
+def test_a_closed_loop_and_its_json(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture, "--arrivals", "closed:3", "--no-tokens", "-o", tmp_path / "a.trace", "--json")
+    assert p.returncode == 0, p.stderr
+    d = json.loads(p.stdout)
+    assert d["arrivals"]["label"] == "closed loop of 3 clients" and d["arrivals"]["clients"] == 3
+    assert d["requests"] == {"done": 40, "refused": 0, "unfinished": 0, "not_arrived": 0}
+    assert not open_trace(tmp_path / "a.trace").has("tokens")
+    # Replayed again, its own arrivals are its clients'.
+    q = run("replay", tmp_path / "a.trace", "--cost", "fixed:9,3", "-o", tmp_path / "b.trace")
+    assert q.returncode == 0, q.stderr
+    assert "arrivals: sessions (37 requests come from 3 client slots, each of which waits for its answer)" in q.stdout
+    assert "Error under its own policy with these arrivals (with the recorded ones): ttft mean" in q.stdout
+    assert not [line for line in q.stdout.splitlines() if line.startswith("note") and q.stdout.count(line) > 1]
+
+
+def test_the_seed_and_its_luck_are_told(tmp_path: Path) -> None:
+    seen = Path(__file__).parent / "data" / "vllm_traces" / "preempted.trace"
+    p = run("replay", seen, "--seed", "3", "--json", "-o", tmp_path / "a.trace")
+    assert p.returncode == 0, p.stderr
+    d = json.loads(p.stdout)
+    own = next(f for f in d["own_policy"]["figures"] if (f["metric"], f["statistic"]) == ("e2e", "mean"))
+    least, most = d["own_policy_spread"]["error_pct"]["e2e mean"]
+    assert d["own_policy_spread"]["seeds"] == 8 and least < most
+    assert least - 0.01 <= own["error_pct"] <= most + 0.01
+    assert open_trace(tmp_path / "a.trace").manifest.replay.seed == 3  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
