@@ -7,7 +7,7 @@ own file changes, but not when a function that it calls, in another file, does: 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +20,9 @@ __all__ = ["compiled", "lean"]
 def compiled(*modules: ModuleType, forceinline: bool = False, counted: bool = True) -> Callable[[Callable[..., Any]], Any]:
     """``njit(cache=True)`` for a function that calls compiled functions of ``modules``: their sources are part of the stamp.
 
-    Give all of them, those that they call too. ``forceinline``, ``counted``: see :func:`hoptrace.compiling.cached_njit`.
+    Modules of ours that those name in turn count, too. ``forceinline``, ``counted``: see :func:`hoptrace.compiling.cached_njit`.
     """
-    digest = hashlib.sha256(b"".join(Path(m.__file__ or "").read_bytes() for m in modules)).hexdigest()
+    digest = hashlib.sha256(b"".join(Path(f).read_bytes() for f in sorted(_files(modules, set())))).hexdigest()
 
     def wrap(function: Callable[..., Any]) -> Any:
         dispatcher = cached_njit(function, forceinline=forceinline, counted=counted)
@@ -33,6 +33,15 @@ def compiled(*modules: ModuleType, forceinline: bool = False, counted: bool = Tr
         return dispatcher
 
     return wrap
+
+
+def _files(modules: Iterable[ModuleType], seen: set[str]) -> set[str]:
+    """The files of modules of ours, and of those that they name."""
+    for m in modules:
+        if m.__name__.startswith("hoptrace.") and m.__file__ and m.__file__ not in seen:
+            seen.add(m.__file__)
+            _files([x for x in vars(m).values() if isinstance(x, ModuleType)], seen)
+    return seen
 
 
 def lean(*modules: ModuleType, forceinline: bool = False) -> Callable[[Callable[..., Any]], Any]:
