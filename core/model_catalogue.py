@@ -34,13 +34,13 @@ class Model:
     sources: Mapping[str, str] | None = None
 
     def on(self, server: Server) -> Server:
-        """``server`` serving this model: what it is made of is the model's, the server's other configuration stays."""
+        """``server`` serving this model: what it is made of is the model's, the server's other configuration stays. How much KV
+        it has room for is not known then."""
         found = self.shape.server_fields()
         kept = {k: v for k, v in server.config.items() if k not in _OF_A_MODEL}
         context = server.context_tokens or self.shape.context_tokens
-        return server.model_copy(
-            update={**found, "model": self.model, "context_tokens": context, "config": {**kept, **found["config"]}}
-        )
+        own = {"model": self.model, "context_tokens": context, "config": {**kept, **found["config"]}}
+        return server.model_copy(update={**found, **own, "kv_capacity_tokens": None, "block_count": None})
 
 
 _OF_A_MODEL = (

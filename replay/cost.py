@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from hoptrace.errors import InputError, UsageError
+from hoptrace.kv import geometry
 from hoptrace.manifest import Manifest, Server
 from hoptrace.model_catalogue import ASSUMED_MODEL, Model, known_as, load_model
 from hoptrace.platform import load_platform, platforms
@@ -57,6 +58,7 @@ def choose(
     model: str | None = None,
     recorded_on: str | None = None,
     manifest: Manifest | None = None,
+    fitting: bool = True,
 ) -> Chosen:
     """The step cost that ``text`` names.
 
@@ -69,6 +71,7 @@ def choose(
         model: name or config.json of the model to compute for; null: the trace's.
         recorded_on: platform that the trace was recorded on, where its manifest does not tell.
         manifest: the trace's: its platform graph says what it was recorded on.
+        fitting: whether weights that do not fit into the devices' memory are refused.
 
     Raises:
         UsageError: no such cost model, table, model or platform, or two options contradict each other.
@@ -77,7 +80,7 @@ def choose(
     server = server or Server(name="engine")
     platform = None if platform == FROM_TRACE else platform
     kind, _, rest = (text or _default(steps, model)).partition(":")
-    asked = _Asked(server, steps, platform, model, recorded_on, manifest)
+    asked = _Asked(server, steps, platform, model, recorded_on, manifest, fitting)
     if kind == "fitted" and rest in ("", "mean"):
         return _fitted(asked, rest == "mean")
     if kind == "roofline" and not rest:
@@ -90,9 +93,11 @@ def choose(
 
         chosen, notes = _model(asked)
         name, said = _platform_name(asked)
-        _refuse_what_does_not_fit(chosen, load_platform(name))
+        if fitting:
+            _refuse_what_does_not_fit(chosen, load_platform(name))
+        chosen, room = _with_room(chosen, load_platform(name))
         cost, how = aiconfigurator(chosen, name)
-        return _noted(Chosen(cost, how, chosen), notes + said)
+        return _noted(Chosen(cost, how, chosen), notes + said + room)
     if kind == "fixed":
         found = load_model(model).on(server) if model else server
         return _noted(Chosen(fixed(rest), {"kind": "fixed"}, found), _untouched("given one", platform))
@@ -115,6 +120,7 @@ class _Asked:
     model: str | None
     recorded_on: str | None
     manifest: Manifest | None
+    fitting: bool
 
     @property
     def asynchronous(self) -> bool:
@@ -173,24 +179,55 @@ def _roofline(asked: _Asked) -> Chosen:
     else:
         name, said = _platform_name(asked)
         platform, notes = load_platform(name), notes + said
-    _refuse_what_does_not_fit(server, platform)
+    if asked.fitting:
+        _refuse_what_does_not_fit(server, platform)
     if told:
         notes += (f"Host time of a step, {host_ns / 1e6:.3f} ms, is the mean of {told} recorded steps.",)
     else:
         notes += ("No step tells its host time: none is added to the roofline, and real steps are longer by it.",)
+    server, room = _with_room(server, platform)
+    notes += room
     cost = roofline(server, platform, host_ns=host_ns)
     how = {"kind": "roofline", "platform": dict(platform), "model": server.model, "host_ns": host_ns if told else None}
     return _noted(Chosen(cost, how, server), notes)
 
 
+_MEMORY_SHARE = 0.92
+"""Of a device's memory that vLLM 0.32 takes by default (gpu_memory_utilization)."""
+
+
+def _devices(server: Server) -> int:
+    sizes = (server.config.get(f"{k}_parallel_size") for k in ("tensor", "pipeline", "expert"))
+    tensor, pipeline, expert = (v if type(v) is int and v > 0 else 1 for v in sizes)
+    return pipeline * max(tensor, expert)
+
+
+def _memory(platform: Mapping[str, Any]) -> float | None:
+    memory = platform.get("memory_bytes")
+    return float(memory) if isinstance(memory, int | float) and not isinstance(memory, bool) and memory > 0 else None
+
+
+def _with_room(server: Server, platform: Mapping[str, Any]) -> tuple[Server, tuple[str, ...]]:
+    """The server with as much KV space as the devices' memory has beside the weights, where nobody says how much it has."""
+    memory, g = _memory(platform), geometry(server)
+    if memory is None or g is None or server.kv_capacity_tokens or not server.weight_bytes or server.config.get("kv_unlimited"):
+        return server, ()
+    block = server.block_size_tokens or 1
+    tokens = int(memory * _MEMORY_SHARE * _devices(server) - server.weight_bytes) // g.bytes_per_token // block * block
+    if tokens < 1:
+        return server, ()
+    note = (
+        f"KV space of {tokens:,} tokens is assumed: {100 * _MEMORY_SHARE:.0f} % of the memory of {platform.get('name')}, less "
+        "the weights; activations take some of it too (kv.capacity_tokens)."
+    )
+    return server.model_copy(update={"kv_capacity_tokens": tokens}), (note,)
+
+
 def _refuse_what_does_not_fit(server: Server, platform: Mapping[str, Any]) -> None:
     """InputError if the weights are larger than the memory of the devices that share them."""
-    memory = platform.get("memory_bytes")
-    if not isinstance(memory, int | float) or isinstance(memory, bool) or not server.weight_bytes:
+    memory, devices = _memory(platform), _devices(server)
+    if memory is None or not server.weight_bytes:
         return
-    sizes = {k: server.config.get(f"{k}_parallel_size") for k in ("tensor", "pipeline", "expert")}
-    tensor, pipeline, expert = (v if type(v) is int and v > 0 else 1 for v in sizes.values())
-    devices = pipeline * max(tensor, expert)
     if server.weight_bytes > memory * devices:
         needed = -(-server.weight_bytes // int(memory))
         raise InputError(
@@ -219,7 +256,8 @@ def _model(asked: _Asked) -> tuple[Server, tuple[str, ...]]:
     named: Model | None = known_as(server.model) if server.model else None
     if named is not None:
         note = f"The trace names the model {server.model} but not its sizes: those of {named.model} in the catalogue are taken."
-        return named.on(server), (note,)
+        room = {"kv_capacity_tokens": server.kv_capacity_tokens, "block_count": server.block_count}
+        return named.on(server).model_copy(update=room), (note,)
     if server.model:
         raise InputError(
             f"The trace names the model {server.model}, but neither it nor the catalogue tells its sizes.",

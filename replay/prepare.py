@@ -107,28 +107,34 @@ def prepare(
     say("choosing the step cost")
     outside = overheads(trace, seen.steps, seen.residency)
 
-    def priced(own: Server, on: str | None) -> Chosen:
+    def priced(own: Server, on: str | None, fitting: bool = False) -> Chosen:
+        # Only what is asked for has to fit: the trace's own server may have fewer ranks than the model that is put on it.
         assert not isinstance(cost, StepCost)
-        return choose(cost, seen.steps, own, platform=on, model=model, recorded_on=recorded_on, manifest=trace.manifest)
+        return choose(
+            cost, seen.steps, own, platform=on, model=model, recorded_on=recorded_on, manifest=trace.manifest, fitting=fitting
+        )
 
     if isinstance(cost, StepCost):
         costs: StepCost | CostOf = cost
-        own_cost, how = cost, {"kind": cost.origin}
+        own_costs: StepCost | CostOf = cost
+        how = {"kind": cost.origin}
     else:
         chosen = priced(server, platform)
         server, how = chosen.server, chosen.how | ({"assumed": list(chosen.notes)} if chosen.notes else {})
         # What knows the machine is asked for each kind of server; what does not is one for all.
         several = how["kind"] in ("roofline", "aiconfigurator", "table")
-        costs = (lambda own, on: priced(own, on or platform).cost) if several else chosen.cost
-        # What was observed is held against the machine that it was observed on.
-        own_cost = priced(server, None).cost if "recorded_on" in how else chosen.cost
+        costs = (lambda own, on: priced(own, on or platform, True).cost) if several else chosen.cost
+        own_costs = (lambda own, on: priced(own, on or platform).cost) if several else chosen.cost
+        if "recorded_on" in how:
+            # What was observed is held against the machine that it was observed on.
+            own_costs = priced(server, None).cost
 
     def plan(p: Policy, w: Workload, priced: StepCost | CostOf, **more: Any) -> Planned:
         return plan_of(
             p, server=server, work=w, costs=priced, overheads=outside, platform=paths_of, steps=seen.steps, seed=seed, **more
         )
 
-    own = plan(ran.policy, own_work, costs if "recorded_on" not in how else own_cost)
+    own = plan(ran.policy, own_work, own_costs)
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
     planned = plan(asked, asked_work, costs, clients=clients if kind == "closed" else None, horizon_ns=horizon)
     return Prepared(

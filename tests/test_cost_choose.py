@@ -56,7 +56,10 @@ def test_a_trace_with_steps_is_fitted_and_one_without_is_assumed_a_machine() -> 
     assert "No model was named and the trace tells none: meta-llama/Llama-3.1-8B is assumed" in got.notes[0]
     assert "No platform was named and the trace tells none: one h100-sxm-80gb is assumed" in got.notes[1]
     assert "No step tells its host time" in got.notes[2]
-    assert got.cost.notes[:3] == got.notes  # a replay prints them
+    assert got.cost.notes[: len(got.notes)] == got.notes  # a replay prints them
+    # (0.92 × 80 GiB − 16.06 GB) ÷ 131,072 bytes
+    assert got.server.kv_capacity_tokens == (int(0.92 * 85_899_345_920) - 16_060_522_496) // 131_072 == 480_399
+    assert "KV space of 480,399 tokens is assumed: 92 % of the memory of h100-sxm-80gb" in got.notes[3]
     few = steps(MACHINE)[:10]
     assert choose(None, few, None).cost.origin == "roofline"
 
@@ -70,6 +73,17 @@ def test_what_the_trace_tells_is_not_assumed() -> None:
     assert got.how["platform"]["name"] == "gpu" and not any("assumed" in n for n in got.notes)
     with pytest.raises(InputError, match="names the model acme/tiny, but neither it nor the catalogue"):
         choose("roofline", None, Server(name="s", model="acme/tiny"))
+
+
+def test_kv_space_that_somebody_tells_is_kept() -> None:
+    known = of_model("llama-3.1-8b").model_copy(update={"kv_capacity_tokens": 1000})
+    assert choose("roofline", None, known, platform="h100-sxm-80gb").server.kv_capacity_tokens == 1000
+    named = Server(name="s", model="Qwen/Qwen3-8B", kv_capacity_tokens=1000)
+    assert choose("roofline", None, named, platform="h100-sxm-80gb").server.kv_capacity_tokens == 1000
+    other = choose("roofline", None, known, model="qwen3-8b", platform="h100-sxm-80gb").server
+    assert other.kv_capacity_tokens == (int(0.92 * 85_899_345_920) - 16_381_470_720) // 147_456
+    blocks = known.model_copy(update={"kv_capacity_tokens": None, "block_size_tokens": 16})
+    assert choose("roofline", None, blocks, platform="h100-sxm-80gb").server.kv_capacity_tokens == 480_384
 
 
 def test_models_and_platforms_that_are_named() -> None:

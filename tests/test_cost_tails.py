@@ -18,7 +18,7 @@ CAPTURES = {
     "vllm-preempted": ROOT / "data" / "vllm_traces" / "preempted.trace",
 }
 TAILS = [("itl", "p95"), ("itl", "p99"), ("tpot", "p95"), ("tpot", "p99")]
-SEEDS = range(4)
+SEEDS = range(1, 5)  # 0 takes the residuals in the recording's order, in which it knows the answer
 
 
 def errors(got: Replayed) -> list[float]:

@@ -57,7 +57,7 @@ def show(result: Replayed, out: Path, description: str) -> None:
     for line in (*_traffic(result), *_ended(result)):
         console.print(f"  {line}", soft_wrap=True, markup=False)
     if result.own is not None and result.against is not None:
-        same = not info.policy["changes"] and result.arrivals.same
+        same = not info.policy["changes"] and result.arrivals.same and "recorded_on" not in info.cost_model
         console.print(_table(result.own, None if same else result.against, None if same else result.change))
         if not same:
             console.print(
