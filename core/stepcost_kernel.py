@@ -16,7 +16,7 @@ import numpy as np
 from hoptrace.compiling import cached_njit
 from hoptrace.stepcost_table import STALL
 
-__all__ = ["HEAD", "LINEAR", "PIECE", "ROOFLINE", "RUN", "attention", "cost_ns", "cost_ps", "step_ns"]
+__all__ = ["HEAD", "IN_ORDER", "LINEAR", "PIECE", "ROOFLINE", "RUN", "attention", "cost_ns", "cost_ps", "step_ns"]
 
 LINEAR = 0
 ROOFLINE = 1
@@ -88,6 +88,7 @@ times, outer and inner variable, how many outer values, where its grid begins.
 A grid: the outer values, for each where its row begins, then the rows: how many, their inner values, their times in ps."""
 
 IN_ORDER = 1 << 40
+"""A draw below it is a place in the table of residuals, not a chance."""
 RUN = 16
 """Steps in a row that take neighbouring residuals."""
 

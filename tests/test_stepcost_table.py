@@ -14,7 +14,7 @@ from hoptrace.errors import InputError
 from hoptrace.replay.draws import draw_plain
 from hoptrace.stepcost import RESIDUALS, StepCost, fixed
 from hoptrace.stepcost_domain import Domain
-from hoptrace.stepcost_kernel import RUN, step_ns
+from hoptrace.stepcost_kernel import IN_ORDER, RUN, step_ns
 from hoptrace.stepcost_pack import pack
 from hoptrace.stepcost_residuals import residuals
 from hoptrace.stepcost_table import DECODE, EVER, MILLION, PROMPT, STALL, TIMES, VARIABLES, Composition, Grid, Piece, grid
@@ -191,6 +191,13 @@ def test_the_draw_takes_sixteen_neighbours_in_a_row_and_every_residual_about_as_
     counts = np.bincount(np.array(seen), minlength=len(table))
     assert counts.mean() == 16 and counts.max() < 100 and np.unique(runs[:, 0]).size > 500
     assert np.mean(seen) == pytest.approx(np.mean(range(1000)), rel=0.1)
+
+
+def test_small_draws_are_places_in_the_recording() -> None:
+    cost = dataclasses.replace(fixed(any_decode_ns=1e9), residuals={"decode": (10, 20, 30)})
+    costs, _ = pack([cost])
+    took = [step_ns(costs, 0, d, 0, 0, 0, 1, 0, 0) - 10**9 for d in (0, 1, 2, 3, 1009, IN_ORDER - 1)]
+    assert took == [10_000, 20_000, 30_000, 10_000, 20_000, [10, 20, 30][(IN_ORDER - 1) % 3] * 1000]
 
 
 def test_rare_kinds_have_no_residuals_of_their_own() -> None:
