@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vllm_reference import Simulate, work_of
+from support.vllm_reference import ENGINES, PLAIN, Simulate, work_of
 
-from hoptrace.replay import plain
 from hoptrace.replay.outcome import REQUEST, Kept
 from hoptrace.replay.plan import EngineSpec, Handover, Plan, Routing, Way
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import fixed
 
 REFERENCE = Path(__file__).parent / "data" / "reference"
-ENGINES: dict[str, Simulate] = {"plain": plain.simulate}
 COST = fixed(any_prefill_ns=50e6, any_decode_ns=12e6)
 RULES: dict[str, Any] = {
     "max_sequences": 128, "max_batched_tokens": 2048, "capacity_tokens": 7000 * 64, "block_size_tokens": 64,
@@ -80,7 +78,7 @@ def test_prefix_cache(name: str, blocks: int, workers: int, engine: str) -> None
     assert np.abs(last - of(rows, "last_token_ms")).max() <= 0.001
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", PLAIN)
 def test_a_router_that_knows_the_caches_finds_as_much(engine: str) -> None:
     rows = said("prefix_kv_router")
     theirs, turns = (of(r, "reused_input_tokens").sum() for r in (rows, said("prefix_four_workers")))
@@ -114,7 +112,7 @@ def test_prompts_first(name: str, budget: int, engine: str) -> None:
         assert np.abs(last - of(rows, "last_token_ms")).max() <= 0.001
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", PLAIN)
 @pytest.mark.parametrize(("name", "prefills"), [("pair", 1), ("two_to_one", 2)])
 def test_prefill_decode(name: str, prefills: int, engine: str) -> None:
     """The prefill side to the microsecond, the decode side in its percentiles: the mocker begins one transfer a pass, vLLM (and

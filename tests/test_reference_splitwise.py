@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from support.vllm_reference import Simulate, work_of
+from support.vllm_reference import ENGINES, work_of
 
-from hoptrace.replay import plain
 from hoptrace.replay.costs.table import read_table
 from hoptrace.replay.outcome import REQUEST, Kept
 from hoptrace.replay.plan import EngineSpec, Plan
 
 DATA = Path(__file__).parent / "data"
 TABLE = f"{DATA / 'costs' / 'splitwise_perf_model.csv'},model=llama2-70b,hardware=h100-80gb,tensor_parallel=8,beyond=line"
-ENGINES: dict[str, Simulate] = {"plain": plain.simulate}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.vllm_reference import Simulate, first_difference, names, ours, plan_of, scenario, theirs, work_of
+from support.vllm_reference import ENGINES, first_difference, names, ours, plan_of, scenario, theirs, work_of
 
-from hoptrace.replay import plain
-
-ENGINES: dict[str, Simulate] = {"plain": plain.simulate}
 FOLDER = "vllm_scheduler"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hoptrace.replay import outcome
+from hoptrace.replay import compiled, outcome, plain
 from hoptrace.replay.outcome import Kept, Outcome
 from hoptrace.replay.plan import EngineSpec, Order, Plan, Speculation
 from hoptrace.replay.workload import Workload
@@ -19,6 +19,11 @@ from hoptrace.stepcost import StepCost
 REFERENCE = Path(__file__).parent.parent / "data" / "reference"
 
 Simulate = Callable[..., Outcome]
+
+ENGINES: dict[str, Simulate] = {"plain": plain.simulate, "compiled": compiled.simulate}
+"""Both engines: what one meets the other has to meet."""
+PLAIN: dict[str, Simulate] = {"plain": plain.simulate}
+"""The one that has it all already."""
 
 
 def names(folder: str) -> list[str]:
