@@ -49,11 +49,11 @@ class Arrivals:
                 self._arrive(r, self._times[0])
 
     def _arrive(self, number: int, at: int) -> None:
+        if self._horizon is not None and at > self._horizon:
+            return
         r = self._requests[number]
         r.arrival_ns = at
         r.put("arrival_ns", at)
-        if self._horizon is not None and at > self._horizon:
-            return
         if number in self._refused:
             self.refused_ns[number] = at
             heappush(self._ended, (at, number))

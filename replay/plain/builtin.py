@@ -9,8 +9,8 @@ from hoptrace.replay.plain.parts import Block, Draw, EngineView, RequestView, Ro
 from hoptrace.replay.plan import Routing
 
 __all__ = [
-    "ROUTERS", "Fcfs", "KvUse", "LastAdmitted", "LeastLoad", "Lru", "PowerOfTwo", "PrefixAware", "Random", "RoundRobin",
-    "Session", "Shortest", "WorstRank",
+    "ROUTERS", "Fcfs", "KvUse", "LastAdmitted", "LeastLoad", "Lru", "PowerOfTwo", "PrefixAware", "Priority", "Random",
+    "RoundRobin", "Session", "Shortest", "WorstRank",
 ]  # fmt: skip
 
 
@@ -124,6 +124,14 @@ class Shortest:
     def key(self, request: RequestView) -> int:
         """See :class:`KeyOf`."""
         return request.prompt_tokens
+
+
+class Priority:
+    """The least of the trace's priorities first, as vLLM's."""
+
+    def key(self, request: RequestView) -> int:
+        """See :class:`KeyOf`."""
+        return request.priority
 
 
 class LastAdmitted:

@@ -40,6 +40,7 @@ class RequestView(Protocol):
     output_tokens: int
     arrival_ns: int
     session: int
+    priority: int
     ids: list[int]
     generated: int
     computed: int

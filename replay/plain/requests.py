@@ -28,7 +28,7 @@ class Request:
     """A request and its state.
 
     Attributes (those that a plug-in may read come first):
-        number: position in the work. arrival_ns: −1 before it is known. session: its number, −1 without.
+        number: position in the work. arrival_ns: −1 before it is known. session: its number, −1 without. priority: 0 unknown.
         ids, ends: prefix blocks and the prompt tokens through each one's end. generated: output tokens so far.
         computed: tokens in the KV of the engine that has it. share: tokens in the step. emitted: output tokens of the step.
         key: of the waiting queue, without the arrival. decoding: past its prompt. driven_out: at least once, on this engine.
@@ -38,8 +38,8 @@ class Request:
     __slots__ = (
         "arrival_ns", "coming", "computed", "decode_at", "decoding", "driven_out", "emitted", "ends", "engine", "entered",
         "generated", "handed", "ids", "joined", "key", "load_seq", "number", "offered", "output_tokens", "padding",
-        "pending", "prompt_step", "prompt_tokens", "rest", "row", "run", "session", "share", "started", "streaming", "streams",
-        "used",
+        "pending", "priority", "prompt_step", "prompt_tokens", "rest", "row", "run", "session", "share", "started",
+        "streaming", "streams", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: int, output: int, ids: list[int], ends: list[int], session: int, key: int) -> None:
@@ -50,6 +50,7 @@ class Request:
         self.ends = ends
         self.session = session
         self.key = key
+        self.priority = 0
         self.arrival_ns = -1
         self.generated = 0
         self.computed = 0
@@ -107,7 +108,11 @@ def requests_of(work: Workload, order: Order) -> list[Request]:
     ptr, ids, ends = work.block_ptr.tolist(), work.block_id.tolist(), work.block_end.tolist()
     sessions = work.session_id.tolist() if work.session_id is not None else [-1] * work.n
     keys = np.zeros(work.n, dtype=np.int64).tolist() if order.key is None else order.key.tolist()
-    return [
+    made = [
         Request(i, p, o, ids[ptr[i] : ptr[i + 1]], ends[ptr[i] : ptr[i + 1]], sessions[i], keys[i])
         for i, (p, o) in enumerate(zip(work.prompt_tokens.tolist(), work.output_tokens.tolist(), strict=True))
     ]
+    if work.priority is not None:
+        for r, priority in zip(made, work.priority.tolist(), strict=True):
+            r.priority = priority
+    return made
