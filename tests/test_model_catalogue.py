@@ -28,7 +28,6 @@ PARAMETERS = {
     "gpt-oss-120b": 116_829_156_672,
     "mixtral-8x7b": 46_702_792_704,
     "smollm2-135m": 134_515_008,
-    "smollm2-1.7b": 1_711_376_384,
 }
 # Active ones as the publishers state them, in billions. They count the embedding table or not, so 10 % either way; Qwen3-30B-A3B:
 # 3.3, 235B-A22B: 22, DeepSeek-V3: 37, gpt-oss: 3.6 and 5.1, Mixtral: 12.9.
