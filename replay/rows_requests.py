@@ -69,7 +69,7 @@ def requests(s: Setting, at: Ints, errors: dict[int, str], horizon_ns: int | Non
     if not t.height:
         return t.select("request")
     low, high = int(t["request"].min()), int(t["request"].max()) + 1  # type: ignore[arg-type]
-    p, done = s.parent, pl.col("status") == DONE
+    p, done, seen = s.parent, pl.col("status") == DONE, pl.col("arrival_of")
     rows = s.parent.carried(low, high).drop("output_tokens").join(t, on="request", maintain_order="right")
     if s.plan.clients is not None:
         # Its clients are those of the replay; the parent's are in it no more.
@@ -77,9 +77,16 @@ def requests(s: Setting, at: Ints, errors: dict[int, str], horizon_ns: int | Non
         rows = rows.drop("client_slot").join(slots, on="request", how="left", maintain_order="left")
     return rows.with_columns(
         # A column that the parent does not fill stays empty, so that both traces' figures are made of the same times.
-        *(_if(has, name) for has, name in ((p.queued, "queued_ns"), (p.sent, "sent_ns"), (p.received, "received_ns"))),
+        _if(p.queued, "queued_ns"),
+        # An arrival is the earliest of what was seen: where that was the server's, nobody saw it being sent.
+        pl.when(pl.lit(p.sent) & (seen == "intended")).then("sent_ns").when(seen == "sent").then("arrival_ns").alias("sent_ns"),
+        pl.when(pl.lit(p.received) & seen.is_in(["intended", "sent"]))
+        .then("received_ns")
+        .when(seen == "received")
+        .then("arrival_ns")
+        .alias("received_ns"),
         pl.when("visible_first").then("first_token_ns").alias("first_visible_ns"),
-        pl.when(pl.col("arrival_of") == "intended").then("arrival_ns").alias("intended_ns"),
+        pl.when(seen == "intended").then("arrival_ns").alias("intended_ns"),
         pl.when(done).then("finish_reason").alias("finish_reason"),
         # Think times are those of the parent's own ends, where its arrivals were kept: here they may be others.
         _think(s, rows),

@@ -196,6 +196,21 @@ def test_a_horizon_leaves_latencies_null(tmp_path: Path) -> None:
         assert info is not None and "1 requests had not arrived by the horizon; they have no row." in info.warnings
 
 
+def test_who_saw_a_request_first_may_differ_from_one_to_the_next(tmp_path: Path) -> None:
+    """A capture in which a load generator sent some requests, and nobody knows when the others were sent."""
+    seen = open_trace(Path(__file__).parent / "data" / "vllm_traces" / "steady.trace")
+    assert seen.table("requests").collect()["arrival_of"].n_unique() > 1
+    for name in ("as-recorded", "pd-1-1"):
+        r = run(seen, name, out=tmp_path / f"{name}.trace", engine="plain", check=False)
+        assert [f.message for f in validate(r.trace) if f.level == "error"] == []
+        q = r.trace.table("requests").collect()
+        late = q.filter(pl.col("arrival_of") == "received")
+        assert (late["received_ns"] == late["arrival_ns"]).all() and late["sent_ns"].null_count() == late.height
+        sent = q.filter(pl.col("arrival_of") == "intended")
+        assert (sent["sent_ns"] >= sent["arrival_ns"]).all() and (sent["received_ns"] >= sent["sent_ns"]).all()
+        assert account(r.trace).classes["unexplained_ns"].sum() == 0
+
+
 def test_without_token_rows_all_else_is_the_same(tmp_path: Path) -> None:
     parent = log(tmp_path / "l.trace", 40)
     a = run(parent, "prefix-cache", cost=COST, out=tmp_path / "a.trace")
