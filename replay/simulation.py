@@ -25,7 +25,8 @@ class Simulate(Protocol):
     def __call__(self, work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome: ...
 
 
-def _PLAIN_ONLY(plan: Plan) -> bool:  # noqa: N802 - goes when the compiled engine has all parts
+def _plain_only(plan: Plan) -> bool:
+    """What the compiled engine does not have yet."""
     alone = {"round_robin", "random", "session"}
     modes = {e.mode for e in plan.engines}
     return bool(
@@ -48,7 +49,7 @@ def simulation(engine: str) -> Simulate:
     fast: Simulate = import_module("hoptrace.replay.compiled").simulate
 
     def either(work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome:
-        if _PLAIN_ONLY(plan):
+        if _plain_only(plan):
             return plain(work, plan, sink, progress=progress, **more)
         try:
             return fast(work, plan, sink, progress=progress, **more)
