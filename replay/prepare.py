@@ -9,17 +9,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hoptrace.errors import UsageError
+from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.arrivals import Arrivals, arrange, parse_arrivals
 from hoptrace.replay.cost import Chosen, choose
 from hoptrace.replay.overheads import overheads
-from hoptrace.replay.own_policy import on_top, own_policy
 from hoptrace.replay.parent import Parent, observed, one_rank, parent_of
-from hoptrace.replay.planning import CostOf, Planned, plan_of
+from hoptrace.replay.planning import CostOf, Planned, RoomOf, plan_of
 from hoptrace.replay.policy import Policy, load_policy
+from hoptrace.replay.policy.own import on_top, own_policy
 from hoptrace.replay.workload import Workload, parse_rate, workload
 from hoptrace.stepcost import StepCost
 
@@ -114,6 +114,21 @@ def prepare(
             cost, seen.steps, own, platform=on, model=model, recorded_on=recorded_on, manifest=trace.manifest, fitting=fitting
         )
 
+    def room(fitting: bool) -> RoomOf:
+        def tokens(own: Server, on: str | None) -> tuple[int | None, tuple[str, ...]]:
+            untold = own.model_copy(update={"kv_capacity_tokens": None, "block_count": None})
+            got = priced(untold, on or platform, fitting)
+            if fitting and got.room == ():
+                where = on or platform or "the platform"
+                raise InputError(
+                    f"The weights of {got.server.model or 'the model'} leave no room for KV on {where}.",
+                    hint="Use more ranks (--set servers.tensor_parallel=2), a larger device, or set kv.capacity_tokens.",
+                )
+            return got.server.kv_capacity_tokens, got.room or ()
+
+        return tokens
+
+    rooms: tuple[RoomOf | None, RoomOf | None] = (None, None)
     if isinstance(cost, StepCost):
         costs: StepCost | CostOf = cost
         own_costs: StepCost | CostOf = cost
@@ -121,6 +136,7 @@ def prepare(
     else:
         chosen = priced(server, platform)
         server, how = chosen.server, chosen.how | ({"assumed": list(chosen.notes)} if chosen.notes else {})
+        rooms = (None, None) if chosen.room is None else (room(False), room(True))
         # What knows the machine is asked for each kind of server; what does not is one for all.
         several = how["kind"] in ("roofline", "aiconfigurator", "table")
         costs = (lambda own, on: priced(own, on or platform, True).cost) if several else chosen.cost
@@ -134,9 +150,11 @@ def prepare(
             p, server=server, work=w, costs=priced, overheads=outside, platform=paths_of, steps=seen.steps, seed=seed, **more
         )
 
-    own = plan(ran.policy, own_work, own_costs)
+    own = plan(ran.policy, own_work, own_costs, room=rooms[0])
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
-    planned = plan(asked, asked_work, costs, clients=clients if kind == "closed" else None, horizon_ns=horizon)
+    planned = plan(
+        asked, asked_work, costs, room=rooms[1], clients=clients if kind == "closed" else None, horizon_ns=horizon
+    )  # fmt: skip
     return Prepared(
         parent_of(trace), policy, seen, observed(trace), work, own_work, how_own, own, asked_work, how_asked, planned, how,
         until_ns,

@@ -23,8 +23,8 @@ from hoptrace.replay.parent import Parent
 from hoptrace.replay.planning import Planned
 from hoptrace.replay.policy import Policy
 from hoptrace.replay.prepare import Prepared, prepare
-from hoptrace.replay.recorder import Recorder, Submit, coverage
-from hoptrace.replay.rows_manifest import counts, manifest_of
+from hoptrace.replay.rows.manifest import counts, manifest_of
+from hoptrace.replay.rows.recorder import Recorder, Submit, coverage
 from hoptrace.replay.setting import Setting
 from hoptrace.replay.simulation import Engine, simulation
 from hoptrace.replay.spread import SEEDS, Spread, spread

@@ -16,7 +16,7 @@ from hoptrace.replay.outcome import REQUEST, Outcome
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.parent import Parent
 from hoptrace.replay.plan import Plan
-from hoptrace.replay.steplog import StepLog
+from hoptrace.replay.rows.steplog import StepLog
 from hoptrace.replay.workload import Workload
 from hoptrace.schema import TABLES
 

@@ -10,7 +10,7 @@ import polars as pl
 from hoptrace.metrics import request_metrics, stat
 from hoptrace.reader import Trace
 from hoptrace.replay.planning import Planned
-from hoptrace.replay.rows_requests import times
+from hoptrace.replay.rows.requests import times
 from hoptrace.replay.setting import Ints
 from hoptrace.replay.simulation import Simulate
 from hoptrace.replay.workload import Workload

@@ -18,7 +18,7 @@ from hoptrace.analysis.layers.ceilings import TERMS, Ceiling, factor_text
 from hoptrace.errors import UsageError
 from hoptrace.manifest import Manifest, Server
 from hoptrace.replay.ceilings import QUESTIONS, ceilings
-from hoptrace.replay.hostfree import host_free
+from hoptrace.replay.costs.hostfree import host_free
 from hoptrace.stepcost import features_array, fit, fixed
 
 DATA = Path(__file__).parent / "data" / "vllm_traces"
@@ -304,10 +304,10 @@ def test_words() -> None:
 def test_transfers_of_a_split_can_be_taken_away() -> None:
     """Four prompts of 100 tokens one after another, 1 ms a step; 1,000 bytes a token at 10^8 bytes/s take 1 ms each."""
     from hoptrace.reconstruct import Steps
-    from hoptrace.replay import ceiling_runs
+    from hoptrace.replay.ceilings import runs as ceiling_runs
     from hoptrace.replay.overheads import Overheads
-    from hoptrace.replay.own_policy import Own
     from hoptrace.replay.policy import parse_policy
+    from hoptrace.replay.policy.own import Own
     from hoptrace.replay.workload import Workload
 
     none = np.zeros(0, dtype=np.int64)

@@ -13,10 +13,10 @@ from test_planning import COST, SERVER, planned, random_policy, work
 from hoptrace.errors import HoptraceError, InputError
 from hoptrace.manifest import Manifest, ReplayInfo, Server
 from hoptrace.replay.overheads import Overheads
-from hoptrace.replay.own_policy import on_top, own_policy
 from hoptrace.replay.plan import EngineSpec, Plan
 from hoptrace.replay.planning import Planned, plan_of
 from hoptrace.replay.policy import Policy, load_policy, parse_policy, presets
+from hoptrace.replay.policy.own import on_top, own_policy
 
 
 def manifest(p: Planned) -> Manifest:

@@ -15,7 +15,7 @@ from hoptrace.manifest import Server
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.plan import Order, Routing, Way
 from hoptrace.replay.planning import Planned, plan_of
-from hoptrace.replay.planning_parts import acceptance_ppm
+from hoptrace.replay.planning.parts import acceptance_ppm
 from hoptrace.replay.policy import Policy, load_policy, parse_policy, presets
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost, fixed

@@ -9,7 +9,7 @@ import pytest
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.replay.policy import Policy, load_policy, parse_policy, presets, resolve, with_settings
-from hoptrace.replay.policy_errors import sections
+from hoptrace.replay.policy.errors import sections
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hoptrace.cli.policies import command
 from hoptrace.errors import HoptraceError, InputError, UsageError
 from hoptrace.replay.policy import Policy, parse_policy, presets, with_settings
-from hoptrace.replay.policy_docs import EXAMPLES, markdown
-from hoptrace.replay.policy_errors import line_of, sections
-from hoptrace.replay.refused import REFUSED, refusal
+from hoptrace.replay.policy.docs import EXAMPLES, markdown
+from hoptrace.replay.policy.errors import line_of, sections
+from hoptrace.replay.policy.refused import REFUSED, refusal
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "policies.md"
 TIERS = '[[tiers]]\nkind = "dram"\ncapacity_tokens = 9\n'
@@ -269,7 +269,7 @@ def test_presets_stand_on_their_own() -> None:
 
 
 def test_document_is_up_to_date() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == markdown(), "run: python -m hoptrace.replay.policy_docs > docs/policies.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == markdown(), "run: python -m hoptrace.replay.policy.docs > docs/policies.md"
 
 
 def test_document_names_every_key_and_its_examples_are_policies() -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from hoptrace.cli import cli
 from hoptrace.errors import InputError, UsageError
-from hoptrace.replay.sweep_grid import Grid, load_grid, parse_grid
+from hoptrace.replay.sweep.grid import Grid, load_grid, parse_grid
 from hoptrace.samples import sample
 
 GRID = """

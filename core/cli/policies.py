@@ -57,8 +57,8 @@ def _show(name: str, as_json: bool) -> None:
 
 def _fields(as_json: bool) -> None:
     from hoptrace.replay.policy import Policy
-    from hoptrace.replay.policy_docs import heading
-    from hoptrace.replay.policy_errors import allowed, sections
+    from hoptrace.replay.policy.docs import heading
+    from hoptrace.replay.policy.errors import allowed, sections
 
     found = [
         {"section": s, "key": k, "allowed": allowed(f), "meaning": " ".join((f.description or "").split())}
@@ -75,7 +75,7 @@ def _fields(as_json: bool) -> None:
 
 
 def _refused(as_json: bool) -> None:
-    from hoptrace.replay.refused import REFUSED
+    from hoptrace.replay.policy.refused import REFUSED
 
     if as_json:
         click.echo(json.dumps([{"what": r.what, "why": r.why, "instead": r.instead} for r in REFUSED], indent=1))

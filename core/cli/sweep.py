@@ -62,7 +62,7 @@ def command(
       hoptrace sweep run.trace --grid grid.toml --slo ttft=500ms,tpot=50ms --jobs 4 -o sweep.parquet
     """
     from hoptrace.replay.sweep import sweep
-    from hoptrace.replay.sweep_grid import load_grid
+    from hoptrace.replay.sweep.grid import load_grid
     from hoptrace.slo import parse_slo
 
     limits = parse_slo(slo) if slo else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.replay.hostfree import host_free
+from hoptrace.replay.costs.hostfree import host_free
 from hoptrace.stepcost import FEATURES, StepCost
 
 __all__ = ["on_platform"]

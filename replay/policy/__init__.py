@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from hoptrace.errors import InputError, UsageError
-from hoptrace.replay.policy_checks import problems
-from hoptrace.replay.policy_errors import explain, sections, wrong
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.policy_parts import MOST_SEQUENCES, Batching, Kv, PrefixCache
-from hoptrace.replay.resolve import Resolved, resolve
+from hoptrace.replay.policy.checks import problems
+from hoptrace.replay.policy.errors import explain, sections, wrong
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.parts import MOST_SEQUENCES, Batching, Kv, PrefixCache
+from hoptrace.replay.policy.resolve import Resolved, resolve
 
 __all__ = [
     "MOST_SEQUENCES",

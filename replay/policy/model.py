@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hoptrace.replay.policy_parts import Batching, Kv, Part, PrefixCache
-from hoptrace.replay.policy_places import (
+from hoptrace.replay.policy.parts import Batching, Kv, Part, PrefixCache
+from hoptrace.replay.policy.places import (
     Ceilings,
     Link,
     Name,

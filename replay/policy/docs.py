@@ -1,4 +1,4 @@
-"""``docs/policies.md`` from the schema: ``python -m hoptrace.replay.policy_docs > docs/policies.md``."""
+"""``docs/policies.md`` from the schema: ``python -m hoptrace.replay.policy.docs > docs/policies.md``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from hoptrace.replay.policy import Policy, presets
-from hoptrace.replay.policy_errors import allowed, sections
-from hoptrace.replay.refused import REFUSED
+from hoptrace.replay.policy.errors import allowed, sections
+from hoptrace.replay.policy.refused import REFUSED
 
 __all__ = ["EXAMPLES", "heading", "markdown"]
 
 _INTRO = """# Policies
 
-Generated from the schema by `python -m hoptrace.replay.policy_docs > docs/policies.md`; a test holds the two equal.
+Generated from the schema by `python -m hoptrace.replay.policy.docs > docs/policies.md`; a test holds the two equal.
 
 A policy file is TOML. It says what differs from the trace's own server: every table and every key may be left out, and what is
 left out stays as it was recorded. What neither knows is taken as said below, and the replay's warnings say so. Keys that are

@@ -12,7 +12,7 @@ from hoptrace.kv import geometry
 from hoptrace.manifest import Server
 from hoptrace.paths import Layout, PathCost, PathLink, System, default_mechanism, mechanism, system_of, way_of
 from hoptrace.replay.plan import Way
-from hoptrace.replay.planning_ways import Ways
+from hoptrace.replay.planning.ways import Ways
 
 __all__ = ["Machine", "join", "joins", "platform_way"]
 

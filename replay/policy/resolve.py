@@ -8,8 +8,8 @@ from typing import Any
 from hoptrace.errors import InputError
 from hoptrace.kv import geometry
 from hoptrace.manifest import Server
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.policy_parts import Count, PrefixCache
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.parts import Count, PrefixCache
 
 __all__ = ["Resolved", "resolve", "resolve_server"]
 

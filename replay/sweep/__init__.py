@@ -1,7 +1,7 @@
 """Many what-ifs of one trace on all cores: a row for each, finished ones kept across a kill, one Parquet table at the end.
 
 While it runs, each finished point is a small file in ``OUT.points/`` beside the table, put there whole or not at all, named by
-what its figures depend on (:meth:`hoptrace.replay.sweep_grid.Point.identity`). The next run takes those as done. The table
+what its figures depend on (:meth:`hoptrace.replay.sweep.grid.Point.identity`). The next run takes those as done. The table
 replaces the folder when all points are there. The same grid, trace and version give the same bytes, on one core or many.
 """
 
@@ -23,8 +23,8 @@ import polars as pl
 import hoptrace
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.reader import open_trace
-from hoptrace.replay.sweep_grid import Grid, Point
-from hoptrace.replay.sweep_point import FIGURES, begin, run_point
+from hoptrace.replay.sweep.grid import Grid, Point
+from hoptrace.replay.sweep.point import FIGURES, begin, run_point
 
 __all__ = ["Swept", "sweep"]
 

@@ -15,14 +15,14 @@ from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.parent import Parent
 from hoptrace.replay.plan import Plan
 from hoptrace.replay.refusals import refusals
-from hoptrace.replay.rows_manifest import Traffic
-from hoptrace.replay.rows_requests import requests, stages
-from hoptrace.replay.rows_steps import move_table, residency_table, step_table
-from hoptrace.replay.rows_tokens import messages, token_table
-from hoptrace.replay.runlog import RunLog
+from hoptrace.replay.rows.manifest import Traffic
+from hoptrace.replay.rows.requests import requests, stages
+from hoptrace.replay.rows.runlog import RunLog
+from hoptrace.replay.rows.steplog import StepLog
+from hoptrace.replay.rows.steps import move_table, residency_table, step_table
+from hoptrace.replay.rows.tokens import messages, token_table
+from hoptrace.replay.rows.waits import waits
 from hoptrace.replay.setting import Ints, Setting, fitted
-from hoptrace.replay.steplog import StepLog
-from hoptrace.replay.waits import waits
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost_domain import Domain
 

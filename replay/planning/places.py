@@ -11,11 +11,11 @@ from hoptrace.kv import geometry
 from hoptrace.manifest import Server
 from hoptrace.paths import PathCost
 from hoptrace.replay.plan import EngineSpec, Handover, TierSpec
-from hoptrace.replay.planning_paths import Machine, join, joins, platform_way
-from hoptrace.replay.planning_ways import Leg, Ways
-from hoptrace.replay.policy_checks import SHARED, link_names
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.policy_places import Tier
+from hoptrace.replay.planning.paths import Machine, join, joins, platform_way
+from hoptrace.replay.planning.ways import Leg, Ways
+from hoptrace.replay.policy.checks import SHARED, link_names
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.places import Tier
 
 __all__ = ["Places", "handover_of", "tiers_of"]
 

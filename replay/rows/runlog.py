@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hoptrace.replay.outcome import DECODE, PREEMPTED, RUN
+from hoptrace.replay.rows.steplog import StepLog
 from hoptrace.replay.setting import Ints
-from hoptrace.replay.steplog import StepLog
 
 __all__ = ["RunLog"]
 

@@ -20,7 +20,7 @@ from hoptrace.replay.outcome import (
     UNFINISHED,
 )  # fmt: skip
 from hoptrace.replay.plan import Plan
-from hoptrace.replay.rows_steps import way_of
+from hoptrace.replay.rows.steps import way_of
 from hoptrace.replay.setting import Ints, Setting
 
 __all__ = ["Traffic", "counts", "manifest_of"]

@@ -12,9 +12,9 @@ import polars as pl
 from hoptrace.reconstruct import Steps
 from hoptrace.replay.outcome import DONE, REQUEST, STEP, Outcome
 from hoptrace.replay.overheads import Overheads
-from hoptrace.replay.own_policy import Own, on_top
 from hoptrace.replay.planning import Planned, plan_of
-from hoptrace.replay.policy_model import Policy
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.own import Own, on_top
 from hoptrace.replay.simulation import simulation
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost

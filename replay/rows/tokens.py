@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hoptrace.replay.rows_requests import times
-from hoptrace.replay.runlog import RunLog
+from hoptrace.replay.rows.requests import times
+from hoptrace.replay.rows.runlog import RunLog
 from hoptrace.replay.setting import Ints, Setting, as_table
 
 __all__ = ["messages", "token_table"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hoptrace.replay.policy_parts import MOST, Batching, Count, Kv, Ms, Part, Plugin, PrefixCache, Ranks, Ratio, Servers, Size
+from hoptrace.replay.policy.parts import MOST, Batching, Count, Kv, Ms, Part, Plugin, PrefixCache, Ranks, Ratio, Servers, Size
 
 __all__ = [
     "Ceilings",

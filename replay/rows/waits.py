@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 
 from hoptrace.replay.outcome import REFUSED
-from hoptrace.replay.runlog import RunLog
+from hoptrace.replay.rows.runlog import RunLog
+from hoptrace.replay.rows.steplog import REASONS
 from hoptrace.replay.setting import Ints, Setting
-from hoptrace.replay.steplog import REASONS
 
 __all__ = ["waits"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hoptrace.replay.outcome import TIERS
-from hoptrace.replay.policy_errors import Place
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.policy_parts import Batching, PrefixCache
-from hoptrace.replay.policy_places import DecodeRouting, Routing, Split, Tier
+from hoptrace.replay.policy.errors import Place
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.parts import Batching, PrefixCache
+from hoptrace.replay.policy.places import DecodeRouting, Routing, Split, Tier
 
 __all__ = ["SHARED", "Problem", "lacks", "link_names", "problems"]
 

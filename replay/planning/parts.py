@@ -10,12 +10,12 @@ import polars as pl
 
 from hoptrace.errors import InputError
 from hoptrace.manifest import Server
+from hoptrace.replay.costs.hostfree import host_free
 from hoptrace.replay.draws import MILLION
-from hoptrace.replay.hostfree import host_free
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.plan import Order, Speculation
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.resolve import Resolved
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.resolve import Resolved
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
 

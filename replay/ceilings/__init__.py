@@ -15,10 +15,10 @@ from hoptrace.platform import load_platform
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import steps_of
 from hoptrace.replay.arrivals import arrange
-from hoptrace.replay.ceiling_runs import METRICS, Base, Run, compared, play
+from hoptrace.replay.ceilings.runs import METRICS, Base, Run, compared, play
 from hoptrace.replay.overheads import overheads
-from hoptrace.replay.own_policy import own_policy
 from hoptrace.replay.policy import Policy, parse_policy
+from hoptrace.replay.policy.own import own_policy
 from hoptrace.replay.workload import workload
 from hoptrace.roofline import platform_of
 from hoptrace.stepcost import StepCost, fit, known_cost

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hoptrace.access import access
 from hoptrace.replay.plan import LinkSpec, Way
-from hoptrace.replay.policy_places import Link
+from hoptrace.replay.policy.places import Link
 
 __all__ = ["Leg", "Ways"]
 

@@ -16,7 +16,7 @@ from hoptrace.kv import geometry
 from hoptrace.manifest import Server
 from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.plan import EngineSpec, Plan, Routing
-from hoptrace.replay.planning_parts import (
+from hoptrace.replay.planning.parts import (
     is_plugin,
     order_of,
     outside_of,
@@ -25,25 +25,28 @@ from hoptrace.replay.planning_parts import (
     without_host,
     without_prompts,
 )
-from hoptrace.replay.planning_paths import Machine
-from hoptrace.replay.planning_places import Places, handover_of, tiers_of
-from hoptrace.replay.planning_ways import Ways
-from hoptrace.replay.policy_checks import lacks, problems
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.policy_parts import MOST_SEQUENCES, Part
-from hoptrace.replay.policy_places import DecodeRouting, ServerParts
-from hoptrace.replay.resolve import Resolved, resolve_server
+from hoptrace.replay.planning.paths import Machine
+from hoptrace.replay.planning.places import Places, handover_of, tiers_of
+from hoptrace.replay.planning.ways import Ways
+from hoptrace.replay.policy.checks import lacks, problems
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.parts import MOST_SEQUENCES, Part
+from hoptrace.replay.policy.places import DecodeRouting, ServerParts
+from hoptrace.replay.policy.resolve import Resolved, resolve_server
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
 
 if TYPE_CHECKING:
     from hoptrace.replay.plain.parts import Parts
 
-__all__ = ["CostOf", "Planned", "plan_of"]
+__all__ = ["CostOf", "Planned", "RoomOf", "plan_of"]
 
 CostOf = Callable[[Server, str | None], StepCost]
 """The step cost of a server (its configuration says the tensor-parallel size, its kv_dtype the type of its KV) on a platform
 (null: the one that the cost model was given, or the recorded one)."""
+
+RoomOf = Callable[[Server, str | None], tuple[int | None, tuple[str, ...]]]
+"""The KV space of a server on a platform in tokens (null: not known), and what was assumed for it, in sentences."""
 
 _P = TypeVar("_P", bound=Part)
 Role = Literal["both", "prefill", "decode"]
@@ -78,7 +81,7 @@ class Planned:
 
     def as_dict(self) -> dict[str, Any]:
         """The policy in numbers, in the layout of a policy file, for a manifest; ``platform``: the one asked for paths.
-        :func:`hoptrace.replay.own_policy.own_policy` reads it back."""
+        :func:`hoptrace.replay.policy.own.own_policy` reads it back."""
         found = _deep(self.policy.changes(), self.resolved[0].as_dict())
         if self.policy.split is not None:
             first = next(i for i, e in enumerate(self.plan.engines) if e.role == "decode")
@@ -122,6 +125,7 @@ def plan_of(
     overheads: Overheads | None = None,
     platform: str | None = None,
     steps: pl.DataFrame | None = None,
+    room: RoomOf | None = None,
     seed: int = 0,
     clients: int | None = None,
     think_ns: int = 0,
@@ -135,6 +139,7 @@ def plan_of(
         overheads: time outside the steps, as measured; null: none.
         platform: name or file of the platform, for the access paths that the policy gives no link for.
         steps: the recorded ones, for what [speculation] and [ceilings] take from them.
+        room: the KV space of each kind of server, where the trace does not tell its server's; null: it does, or nobody knows.
 
     Raises:
         InputError: the parts do not fit together, or something that the plan needs is not known; says what to do.
@@ -149,7 +154,7 @@ def plan_of(
     taken: list[str] = []
     kinds = []
     for role, names, parts in _kinds(policy, own):
-        kinds.append(_kind(policy, own, role, names, parts, costs, platform, priced, notes))
+        kinds.append(_kind(policy, own, role, names, parts, costs, room, platform, priced, notes))
     if policy.ceilings.host_cost is not None:
         for i, cost in enumerate(priced):
             priced[i], words = without_host(cost, steps, own, measured, notes)
@@ -243,6 +248,7 @@ def _kind(
     names: tuple[str, ...],
     parts: ServerParts,
     costs: StepCost | CostOf,
+    room: RoomOf | None,
     platform: str | None,
     priced: list[StepCost],
     notes: list[str],
@@ -254,6 +260,18 @@ def _kind(
             "prefix_cache": _over(policy.prefix_cache, parts.prefix_cache),
         }
     )
+    asked = parts.platform or policy.servers.platform
+    ranks = parts.tensor_parallel or policy.servers.tensor_parallel
+    if ranks is not None and own.heads and own.heads % ranks:
+        raise InputError(
+            f"tensor_parallel = {ranks}: the model's {own.heads} attention heads are not shared out evenly over {ranks} ranks.",
+            hint=f"Take one of {', '.join(str(n) for n in range(1, min(own.heads, 64) + 1) if own.heads % n == 0)}.",
+        )
+    untaken = policy.ceilings.kv is None and policy.ceilings.limits is None
+    if room is not None and merged.kv.capacity_tokens is None and untaken:
+        tokens, said = room(_with_ranks(own, ranks), asked)
+        own = own.model_copy(update={"kv_capacity_tokens": tokens, "block_count": None})
+        notes += said
     resolved = resolve_server(merged, own)
     if policy.split is not None and resolved.cache == "slot":
         raise InputError(
@@ -262,11 +280,7 @@ def _kind(
         )
     if policy.split is not None and resolved.mode == "static":
         raise InputError("[split]: the trace's server batches statically, which does not go with it.", hint="Set batching.mode.")
-    asked = parts.platform or policy.servers.platform
-    ranks = parts.tensor_parallel or policy.servers.tensor_parallel
-    server = resolved.on(own)
-    if ranks is not None:
-        server = server.model_copy(update={"config": {**server.config, "tensor_parallel_size": ranks}})
+    server = _with_ranks(resolved.on(own), ranks)
     other_ranks = ranks is not None and ranks != (own.config.get("tensor_parallel_size") or 1)
     other_platform = asked is not None and asked != platform
     cost = costs if isinstance(costs, StepCost) else costs(server, asked)
@@ -280,7 +294,7 @@ def _kind(
         notes.append(
             f"What a step saves or loses with KV of type {merged.kv.dtype} is not in the step cost, which is a fitted one."
         )
-    if ranks is not None and policy.kv.capacity_tokens is None and parts.kv.capacity_tokens is None and resolved.capacity_tokens:
+    if room is None and ranks is not None and merged.kv.capacity_tokens is None and resolved.capacity_tokens:
         notes.append(
             f"KV space of {resolved.capacity_tokens:,} tokens is the trace's server's; with {ranks} tensor-parallel ranks it may "
             "differ: set kv.capacity_tokens."
@@ -288,6 +302,13 @@ def _kind(
     if cost not in priced:
         priced.append(cost)
     return _Kind(role, names, server, asked or platform, resolved, priced.index(cost))
+
+
+def _with_ranks(server: Server, ranks: int | None) -> Server:
+    """The server with so many tensor-parallel ranks; null: as many as it has."""
+    if ranks is None:
+        return server
+    return server.model_copy(update={"config": {**server.config, "tensor_parallel_size": ranks}})
 
 
 def _over(base: _P, top: _P) -> _P:

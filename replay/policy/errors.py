@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hoptrace.errors import InputError
-from hoptrace.replay.refused import refusal
+from hoptrace.replay.policy.refused import refusal
 
 __all__ = ["Place", "allowed", "explain", "line_of", "place_name", "sections", "wrong"]
 

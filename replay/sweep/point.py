@@ -15,7 +15,7 @@ from hoptrace.metrics import summary
 from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.memory_trace import FramesTrace
 from hoptrace.replay.run import predict
-from hoptrace.replay.sweep_grid import Point
+from hoptrace.replay.sweep.grid import Point
 from hoptrace.replay.workload import parse_rate
 
 __all__ = ["FIGURES", "begin", "run_point"]

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from hoptrace.errors import InputError
 from hoptrace.manifest import Manifest, Server
-from hoptrace.replay.policy_checks import problems
-from hoptrace.replay.policy_model import Policy
-from hoptrace.replay.policy_places import Split
+from hoptrace.replay.policy.checks import problems
+from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.places import Split
 
 __all__ = ["Own", "on_top", "own_policy"]
 
