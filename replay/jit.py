@@ -7,6 +7,7 @@ own file changes, but not when a function that it calls, in another file, does: 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -36,11 +37,12 @@ def compiled(*modules: ModuleType, forceinline: bool = False, counted: bool = Tr
 
 
 def _files(modules: Iterable[ModuleType], seen: set[str]) -> set[str]:
-    """The files of modules of ours, and of those that they name."""
+    """The files of modules of ours, and of those that they name, or a function of."""
     for m in modules:
         if m.__name__.startswith("hoptrace.") and m.__file__ and m.__file__ not in seen:
             seen.add(m.__file__)
-            _files([x for x in vars(m).values() if isinstance(x, ModuleType)], seen)
+            named = (x if isinstance(x, ModuleType) else sys.modules.get(getattr(x, "__module__", None) or "") for x in vars(m).values())
+            _files([x for x in named if x is not None], seen)
     return seen
 
 

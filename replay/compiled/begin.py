@@ -6,8 +6,22 @@ import numpy as np
 
 from hoptrace import stepcost_kernel
 from hoptrace.replay import draws
-from hoptrace.replay.compiled import admission, columns, heap, kv, running, runs, slots, store
-from hoptrace.replay.compiled.admission import admit, candidate
+from hoptrace.replay.compiled import (
+    admission,
+    columns,
+    handover,  # noqa: F401
+    heap,
+    kv,
+    loading,
+    moves,
+    running,
+    runs,
+    slots,
+    store,
+    tiers,
+    transfers,
+)
+from hoptrace.replay.compiled.admission import admit, candidate, take_back
 from hoptrace.replay.compiled.columns import (
     ACCEPTED,
     AFTER,
@@ -31,6 +45,7 @@ from hoptrace.replay.compiled.columns import (
     HERE,
     HORIZON,
     LATE_DECODERS,
+    LAYERS,
     LEFT,
     LINK,
     MIDWAY,
@@ -39,17 +54,22 @@ from hoptrace.replay.compiled.columns import (
     N_STEPS,
     NEW_ENTRIES,
     NONE,
+    NOW,
     OF_DECODE,
     OF_MIXED,
     OF_PREFILL,
+    OFFER_FIRST,
     OUTPUT,
     P_CONTEXT,
     P_N,
     P_TOKENS,
     PADS,
     PADS_CONTEXT,
+    PASSED,
     POOL,
+    PREFILL,
     PREFILL_FIRST,
+    PROMPTED,
     PROMPTS_FIRST,
     PROPOSED,
     PROPOSES,
@@ -57,17 +77,22 @@ from hoptrace.replay.compiled.columns import (
     QUEUED_DECODE_TOKENS,
     QUEUED_N,
     QUEUED_TOKENS,
+    ROLE,
     RUNNING,
     SEED,
     SEPARATE,
     SHARE,
+    SLOT,
+    SLOTTED,
     SPEC_DRAFT,
     SPEC_PPM,
+    SPEC_TOKENS,
     STATE,
     STATIC,
     STEPS,
     TAIL_FIRST,
     TAKEN,
+    TIERS_N,
     TOOK_DECODERS,
     UNFINISHED,
     UNSEEN,
@@ -75,9 +100,13 @@ from hoptrace.replay.compiled.columns import (
     WHEN,
     World,
 )  # fmt: skip
+from hoptrace.replay.compiled.handover import begin_streams, plan_stream
 from hoptrace.replay.compiled.kv import fits, leave
 from hoptrace.replay.compiled.running import ALL, DECODERS_ONLY, PROMPTS_ONLY, all_at_once, leave_running, one_by_one
+from hoptrace.replay.compiled.slots import BUSY as SLOT_BUSY
+from hoptrace.replay.compiled.slots import USED
 from hoptrace.replay.compiled.store import EVICTABLE, FREE
+from hoptrace.replay.compiled.tiers import end_pass
 from hoptrace.replay.draws import MILLION, draw
 from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import DECODE, KV, REQUEST, SLOTS, STEP
@@ -112,6 +141,8 @@ def end_batch(w: World, table: np.ndarray, entries: np.ndarray, e: int) -> None:
         after = w.s[r, AFTER]
         leave_running(w.s, w.eng, e, r)
         leave(w, table, entries, e, r, False)
+        if w.eng[e, CACHE] == SLOTTED:
+            w.slot[w.s[r, SLOT], SLOT_BUSY], w.slot[w.s[r, SLOT], USED] = 0, w.g[NOW]
         r = after
     w.eng[e, PADS], w.eng[e, PADS_CONTEXT] = 0, 0
 
@@ -159,18 +190,19 @@ def _lasts(w: World, e: int) -> int:
 
 
 @lean(columns, kv, running, store, forceinline=True)
-def _running(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int) -> bool:
+def _running(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, again: bool) -> bool:
     """The first part of a pass: who runs already. Whether it goes on to admission."""
     eng, mode = w.eng, w.eng[e, MODE]
     eng[e, P_N], eng[e, P_TOKENS], eng[e, P_CONTEXT], eng[e, D_N], eng[e, D_TOKENS], eng[e, D_CONTEXT] = 0, 0, 0, 0, 0, 0
     eng[e, LEFT], eng[e, SEPARATE], eng[e, TOOK_DECODERS] = eng[e, BUDGET], 0, 0
     eng[e, VICTIMS], eng[e, PROPOSED], eng[e, ACCEPTED], eng[e, LATE_DECODERS], eng[e, BLOCKED] = 0, 0, 0, 0, 0
-    eng[e, PROPOSES] = 0
+    eng[e, PROPOSES] = w.g[SPEC_TOKENS]
     if mode == STATIC and eng[e, PADS] > 0 and eng[e, PADS] == eng[e, RUNNING]:
         end_batch(w, table, entries, e)
     if eng[e, RUNNING] > 0:
         which = ALL if mode == MIXED or mode == STATIC else PROMPTS_ONLY
-        if eng[e, EXPLICIT] != 0 or not all_at_once(w, table, entries, log, e, which):
+        # Again: a pass that scheduled nothing has separated the decoders already.
+        if again or eng[e, EXPLICIT] != 0 or not all_at_once(w, table, entries, log, e, which):
             one_by_one(w, table, entries, log, e, which)
     eng[e, TAIL_FIRST] = eng[e, UNFINISHED]
     if eng[e, VICTIMS] > 0:
@@ -183,7 +215,23 @@ def _running(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, 
     return True
 
 
-@lean(admission, columns, draws, heap, kv, running, runs, slots, store, stepcost_kernel, forceinline=True)
+@lean(
+    admission,
+    loading,
+    moves,
+    tiers,
+    transfers,
+    columns,
+    draws,
+    heap,
+    kv,
+    running,
+    runs,
+    slots,
+    store,
+    stepcost_kernel,
+    forceinline=True,
+)
 def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, now: int) -> bool:
     """Engine ``e`` tries to begin a step: ``WHEN`` says what became of it. False: it stopped for want of places for entries."""
     s, eng, out = w.s, w.eng, w.out
@@ -194,18 +242,23 @@ def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
     eng[e, UNSEEN] = NONE
     mode = eng[e, MODE]
     pool = eng[e, CACHE] == POOL
+    again = False
     while True:
-        if eng[e, MIDWAY] != 0 or _running(w, table, entries, log, e):
+        if eng[e, MIDWAY] != 0 or _running(w, table, entries, log, e, again):
             r = candidate(w, e)
             while r >= 0:
-                if pool and not fits(w, table, entries, log, s[r, NEW_ENTRIES] + eng[e, HERE]):
+                if (pool or w.g[TIERS_N] > 0) and not fits(w, table, entries, log, s[r, NEW_ENTRIES] + eng[e, HERE]):
                     eng[e, MIDWAY] = 1
                     return False
                 eng[e, BLOCKED] = admit(w, table, entries, log, e, now, r)
                 if eng[e, BLOCKED] > 0:
                     break
+                if w.g[LAYERS] > 1 and eng[e, ROLE] == PREFILL and s[r, STATE] == PROMPTED:
+                    plan_stream(w, table, entries, log, e, r, now)
                 r = candidate(w, e)
             eng[e, MIDWAY] = 0
+            if eng[e, PASSED] >= 0:
+                take_back(w, e)
         if eng[e, RUNNING] > 0 and (mode == PROMPTS_FIRST or (mode == PREFILL_FIRST and eng[e, P_N] == 0)):
             late = eng[e, EXPLICIT] != 0 or eng[e, LATE_DECODERS] > 0 or eng[e, SEPARATE] != 0
             if late or not all_at_once(w, table, entries, log, e, DECODERS_ONLY):
@@ -214,9 +267,14 @@ def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
                 eng[e, BLOCKED] = KV
         if eng[e, P_N] + eng[e, D_N] > 0 or eng[e, VICTIMS] == 0:
             break
+        again = True
+    if w.g[TIERS_N] > 0:
+        end_pass(w, table, entries, log, e, now, eng[e, P_N] + eng[e, D_N] > 0)
     if eng[e, P_N] + eng[e, D_N] == 0:
         eng[e, WHEN] = 2 * columns.NEVER
         return True
+    if w.g[LAYERS] > 1 and eng[e, ROLE] == PREFILL:
+        begin_streams(w, e, now)
     if eng[e, D_TOKENS] > eng[e, D_N]:
         _accept(w, e)
     lasts = _lasts(w, e)
@@ -225,6 +283,7 @@ def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
     end = now + lasts
     eng[e, BUSY], eng[e, WHEN] = 1, 2 * end
     alike = eng[e, P_N] == 0 and eng[e, SEPARATE] == 0 and eng[e, UNFINISHED] < 0 and eng[e, DECODE_PHASE] == DECODE
+    alike = alike and eng[e, OFFER_FIRST] < 0 and eng[e, TAIL_FIRST] < 0
     eng[e, CALM] = 1 if alike else 0
     if end <= w.g[HORIZON]:
         write_step(w.steps, eng, w.caches, w.g[N_STEPS], e, now, end)

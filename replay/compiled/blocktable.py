@@ -16,7 +16,7 @@ from hoptrace.compiling import cached_njit
 from hoptrace.replay.jit import lean
 
 __all__ = [
-    "BITS", "BLOCK", "BLOCKS", "COLUMNS", "EVICTED", "FORGOTTEN", "HOLDERS", "INDEX", "INDEXED", "KEY", "LIVE", "LOGS", "MARK",
+    "BITS", "BLOCK", "BLOCKS", "COLUMNS", "EVICTED", "FORGOTTEN", "HOLDERS", "INDEX", "INDEXED", "KEY", "LEVELS", "LIVE", "LOGS", "MARK",
     "NEXT", "PREV", "RUNS", "SHIFT", "SIZE", "WORD", "delete", "empty", "insert", "lookup", "new", "room",
 ]  # fmt: skip
 
@@ -38,6 +38,9 @@ FORGOTTEN = BLOCKS | 1 << 38
 """Set in the key of a run that is not in the table."""
 
 SHIFT = 40
+LEVELS = 5
+"""Caches that a block may fall through before the log is read, at most: an engine and four tiers."""
+
 _ENTRY = (1 << 32) - 1
 
 
@@ -73,8 +76,8 @@ def room(
                     at = (at + 1) & (size - 1)
                 longer[at] = word
         table = longer
-    if head[LOGS] != 0 and head[EVICTED] + want > log.size:
-        more_log = np.empty(2 * (head[EVICTED] + want), dtype=np.int64)
+    if head[LOGS] != 0 and head[EVICTED] + LEVELS * want > log.size:
+        more_log = np.empty(head[EVICTED] + LEVELS * max(want, entries.shape[0]), dtype=np.int64)
         more_log[: log.size] = log
         log = more_log
     return table, entries, log

@@ -18,9 +18,9 @@ NEVER = 1 << 61
     PROMPT, OUTPUT, KEY, STATE, COMPUTED, GENERATED, SINCE, DUE, DUE_NEXT, PHASE, SEQ, BEFORE, AFTER, SHARE, LINK, PRIVATE,
     SHARED, NEXT_BLOCK, OWN, TAIL_RUN, SLOT, RUN_FIRST, RUN_PHASE, RUN_TOKENS, RUN_CONTEXT, RUN_EMITTED, TAKEN, KEPT_PRIVATE,
     KEPT_SHARED, PENDING, SENT, FLAGS, EXPECTED, BEGUN, OFFERED, OFFERS, OFFER_NEXT, ENDED_NEXT, ENDED_NEXT_DECODE, LOAD_FROM,
-    LOAD_TO, LOAD_NEED, NEW_ENTRIES,
-) = range(43)  # fmt: skip
-S_COLUMNS = 43
+    LOAD_TO, LOAD_NEED, NEW_ENTRIES, KEPT_NEXT, PROMPT_STEP, REST, STREAMS,
+) = range(47)  # fmt: skip
+S_COLUMNS = 47
 # PROMPT, OUTPUT: tokens; KEY: of the order. COMPUTED: tokens in the KV space, GENERATED: output tokens; of an aggregated decoder
 #     both as they were at SINCE (a reading of the engine's decode clock).
 # DUE, DUE_NEXT, PHASE: where an aggregated decoder stands in the calendar, and which block-boundary count it is in.
@@ -38,8 +38,9 @@ S_COLUMNS = 43
 WAITING, PROMPTED, DECODING, AGGREGATED, PADDED, DRIVEN_OUT, LOADING, ARRIVED, ENDED = range(9)
 
 # --- FLAGS
-HANDED, CACHE_TRIED, NO_EMIT, STREAMED, LOCAL, RECOMPUTED = 1, 2, 4, 8, 16, 32
-# HANDED: comes from a prefill engine; CACHE_TRIED: tiers have been looked up; NO_EMIT: its prompt's end yields nothing.
+HANDED, JOINED, HOLDS, STREAMED, STARTED = 1, 2, 4, 8, 16
+# HANDED: its prefill engine has done its part; JOINED: its decode engine's queue has it; HOLDS: it has room on the prefill engine
+#     still; STREAMED: it is sent per layer; STARTED: a part has been sent.
 
 # --- eng: an engine
 (
@@ -49,9 +50,9 @@ HANDED, CACHE_TRIED, NO_EMIT, STREAMED, LOCAL, RECOMPUTED = 1, 2, 4, 8, 16, 32
     NEED, ADMITTED, PADS, PADS_CONTEXT, DECODE_PHASE, SEPARATE, TOOK_DECODERS, LEFT, P_N, P_TOKENS, P_CONTEXT, D_N, D_TOKENS,
     D_CONTEXT, PROPOSED, ACCEPTED, VICTIMS, ALL_VICTIMS, BLOCKED, IN_FLIGHT, CALM, LATE_DECODERS, FIRST_SLOT, WRITES, HELD_N,
     PROPOSES, OFFER_FIRST, OFFER_LAST, WRITE_FIRST, WRITE_LAST, WRITE_TOKENS, ENDED_FIRST, ENDED_LAST, STASH_FIRST, STASH_LAST,
-    COMING, HERE, MIDWAY, OF_DECODE, OF_PREFILL, OF_MIXED,
-) = range(80)  # fmt: skip
-E_COLUMNS = 80
+    COMING, HERE, MIDWAY, OF_DECODE, OF_PREFILL, OF_MIXED, PASSED, LONE,
+) = range(82)  # fmt: skip
+E_COLUMNS = 82
 # RING, CALENDAR: size (a power of two) and begin of its ring of due decoders in ``cal``; COUNTS: begin of its counts of decoders
 #     by distance to a block's boundary. EXPLICIT: whether every decoder is gone through in every step.
 # WHEN: its next event, 2 × time (a step ends) or 2 × time + 1 (it tries to begin one); PLACE: in the heap of engines.
@@ -62,10 +63,10 @@ E_COLUMNS = 80
 # OFFER_*: list of those that run and have blocks to offer to the first tier. WRITE_*: what was put there for the step that is made:
 #     entries whose MARK is the tier's entry. ENDED_*: who has ended since the last pass. STASH_*: blocks evicted outside a pass, to be
 #     written back at the next: entries whose MARK is the block. COMING: those that load or have arrived, by BEFORE and AFTER.
-# OF_*: its steps so far with decoders only, prompts only, both.
+# LONE: decoders that cannot be aggregated yet. OF_*: its steps so far with decoders only, prompts only, both.
 # HERE: entries that its running requests may add to the store in one event, at most (sum of NEW_ENTRIES); MIDWAY: its pass waits for
 #     more room in the store (g's WANTED) to go on.
-# NEED: sum of their LOAD_NEED; LOADING_N: how many of them load.
+# PASSED: those that the pass has passed over, by LINK, the last one first. NEED: sum of their LOAD_NEED; LOADING_N: how many of them load.
 
 # --- MODE, CACHE, ROLE
 MIXED, PREFILL_FIRST, STATIC, PROMPTS_FIRST = 0, 1, 2, 3
@@ -79,10 +80,10 @@ BOTH, PREFILL, DECODE_ROLE = 0, 1, 2
     SPEC_OFF, LOAD_WEIGHT, AGE, FIRST_ROUTED, ENTRIES_N, DECODERS_N, ENGINES, ROUTER_QUEUE, JOIN_QUEUE, CLIENT_QUEUE, LOADS,
     HANDOVER, PUSH, LAYERS, RECOMPUTE, ARRANGE, LOCAL_BELOW, TOKEN_BYTES, TIERS_N, BREAK_EVEN, DISTINCT, ASSIGNED, ALONE,
     DECODE_UNSESSIONED, SNAPPED, DECODE_SNAPPED, DECODE_LOAD_WEIGHT, DECODE_AGE, DECODE_FIRST_ROUTED, MOVED,
-    BACK, PASSES, READING, WANTED,
-) = range(58)  # fmt: skip
-G_COLUMNS = 58
-# BACK: tiers are written at eviction; PASSES: so far; READING: the first of the engines' sets of blocks that are being loaded, in
+    BACK, PASSES, READING, WANTED, LOOKS, LOOKED, FLYING, NOW,
+) = range(62)  # fmt: skip
+G_COLUMNS = 62
+# FLYING: entries that those on their way may add to the store at once, at most. BACK: tiers are written at eviction; PASSES: so far; READING: the first of the engines' sets of blocks that are being loaded, in
 #     ``caches``.
 
 
@@ -117,6 +118,13 @@ class World(NamedTuple):
     under_way: np.ndarray  # rows of transfers; there are always enough free ones: the loop comes back for more
     left: np.ndarray
     thead: np.ndarray
+    ways_of: np.ndarray  # [entry engines, decode engines] ways of hand-overs
+    router: np.ndarray  # [2, 16] entry, decode: hoptrace.replay.compiled.routers
+    load: np.ndarray  # [2, e] by position: requests in flight
+    value: np.ndarray  # [2, e] what a router knows of each
+    capacity: np.ndarray  # [2, e] room of each
+    members: np.ndarray  # [2, e] which engine
+    scratch: np.ndarray
     tier: np.ndarray  # [tiers × e, 4]: its cache, ways to read, to write, and to the next tier
 
 

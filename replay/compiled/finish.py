@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hoptrace.replay.compiled import begin as begin_module
-from hoptrace.replay.compiled import columns, decoders, heap, kv, running, runs, store
+from hoptrace.replay.compiled import columns, decoders, handover, heap, kv, running, runs, store
 from hoptrace.replay.compiled.begin import end_batch
 from hoptrace.replay.compiled.columns import (
     AFTER,
@@ -28,13 +28,14 @@ from hoptrace.replay.compiled.columns import (
     ENDED,
     EXPLICIT,
     FIRST_AFTER,
+    FLAGS,
     FLOOR,
     FRESH_FIRST,
     GAP,
     GENERATED,
     HEAD,
-    IN_FLIGHT,
     LINK,
+    LONE,
     MODE,
     NEXT_AFTER,
     NONE,
@@ -43,8 +44,11 @@ from hoptrace.replay.compiled.columns import (
     PADS,
     PADS_CONTEXT,
     POOL,
+    PREFILL,
     PROMPT,
     READY,
+    RECOMPUTE,
+    ROLE,
     ROUTER_QUEUE,
     RUNNING,
     SEPARATE,
@@ -54,6 +58,7 @@ from hoptrace.replay.compiled.columns import (
     STATE,
     STATIC,
     STEPS,
+    STREAMED,
     SUCCESSORS,
     TAIL_FIRST,
     TAKEN,
@@ -62,14 +67,18 @@ from hoptrace.replay.compiled.columns import (
     TOOK_DECODERS,
     UNFINISHED,
     WHEN,
+    WRITE_FIRST,
     World,
 )  # fmt: skip
 from hoptrace.replay.compiled.decoders import aggregate, due_now, tokens_of
+from hoptrace.replay.compiled.handover import end_stream, hand_over
 from hoptrace.replay.compiled.kv import leave
+from hoptrace.replay.compiled.routing import is_gone
 from hoptrace.replay.compiled.running import leave_running
 from hoptrace.replay.compiled.runs import end_run, set_run
 from hoptrace.replay.compiled.slots import BUSY as SLOT_BUSY
 from hoptrace.replay.compiled.slots import USED
+from hoptrace.replay.compiled.tiers import has_ended, write_through
 from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import CHUNK, DECODE, DONE, REQUEST, SKIPPED
 
@@ -104,8 +113,9 @@ def ended(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now:
     s, eng, out = w.s, w.eng, w.out
     out[r, _LAST], out[r, _GENERATED], out[r, _STATUS] = now, s[r, OUTPUT], DONE
     end_run(s, w.g, w.runs, r, e, eng[e, STEPS])
-    eng[e, IN_FLIGHT] -= 1
+    is_gone(w, e)
     w.g[DONE_N] += 1
+    has_ended(w, e, r)
     if eng[e, MODE] == STATIC:
         s[r, STATE] = PADDED
         eng[e, PADS] += 1
@@ -123,51 +133,59 @@ def ended(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now:
     successors(w, r, now + w.g[AFTER_NS])
 
 
-@lean(columns, decoders, heap, kv, running, runs, store, forceinline=True)
+@lean(columns, decoders, handover, heap, kv, running, runs, store, forceinline=True)
 def _one(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, now: int) -> None:
     """What the step that ends now did for ``r``, which is not aggregated."""
     s, eng = w.s, w.eng
     step, tokens = eng[e, STEPS], s[r, SHARE]
     decoder = s[r, STATE] == DECODING
     context = s[r, COMPUTED]
-    emitted = 0
+    emitted, ends, hands_over = 0, False, False
     if decoder:
         if tokens > 0:
             emitted = 1 + s[r, TAKEN]
             s[r, COMPUTED] = context + emitted
     else:
         s[r, COMPUTED] = context + tokens
-        if tokens > 0 and s[r, COMPUTED] == s[r, PROMPT] + s[r, GENERATED]:
-            emitted = 1
+        ends = tokens > 0 and s[r, COMPUTED] == s[r, PROMPT] + s[r, GENERATED]
+        hands_over = ends and eng[e, ROLE] == PREFILL and s[r, OUTPUT] > 1
+        emitted = 1 if ends and not (hands_over and w.g[RECOMPUTE]) else 0
     set_run(s, w.g, w.runs, r, e, step, SKIPPED if tokens == 0 else (DECODE if decoder else CHUNK), tokens, context, emitted)
-    if emitted == 0:
-        if not decoder:
-            eng[e, UNFINISHED] = r
-        elif eng[e, EXPLICIT] == 0:
-            aggregate(s, eng, w.cal, e, r)
+    if not decoder and not ends:
+        eng[e, UNFINISHED] = r
+        if s[r, FLAGS] & STREAMED:
+            end_stream(w, e, r, now)
         return
-    if not decoder:
+    if ends:
         if eng[e, UNFINISHED] == r:
             eng[e, UNFINISHED] = NONE
         if w.out[r, _PREFILL_END] < 0:
             w.out[r, _PREFILL_END] = now
     s[r, GENERATED] += emitted
-    if w.out[r, _FIRST] < 0:
+    if emitted > 0 and w.out[r, _FIRST] < 0:
         w.out[r, _FIRST] = now
     if s[r, GENERATED] == s[r, OUTPUT]:
         ended(w, table, entries, e, r, now)
         return
-    s[r, STATE] = DECODING
     s[r, SHARE], s[r, TAKEN] = 0, 0
+    if s[r, GENERATED] == 0 and not ends:
+        # Handed over without a token, and skipped: its room is not that of its tokens, and its first token is still to be seen.
+        eng[e, LONE] += 1
+        return
+    if hands_over:
+        hand_over(w, table, entries, e, r, now)
+        return
+    s[r, STATE] = DECODING
     if eng[e, EXPLICIT] == 0:
         aggregate(s, eng, w.cal, e, r)
 
 
-@lean(begin_module, columns, decoders, heap, kv, running, runs, store, forceinline=True)
+@lean(begin_module, columns, decoders, handover, heap, kv, running, runs, store, forceinline=True)
 def finish(w: World, table: np.ndarray, entries: np.ndarray, e: int, now: int) -> None:
     """Engine ``e``'s step ends now. There must be places for rows and entries."""
     s, eng, g = w.s, w.eng, w.g
     step = eng[e, STEPS]
+    eng[e, LONE] = 0
     if eng[e, SEPARATE] == 0:
         if eng[e, DECODERS] > 0:
             took = eng[e, TOOK_DECODERS]
@@ -201,6 +219,8 @@ def finish(w: World, table: np.ndarray, entries: np.ndarray, e: int, now: int) -
         r = after
     if eng[e, PADS] > 0 and eng[e, PADS] == eng[e, RUNNING]:
         end_batch(w, table, entries, e)
+    if eng[e, WRITE_FIRST] >= 0:
+        write_through(w, table, entries, e, step, now)
     eng[e, STEPS] = step + 1
     eng[e, BUSY], eng[e, CALM], eng[e, READY] = 0, 0, now + eng[e, GAP]
     eng[e, WHEN] = 2 * eng[e, READY] + 1

@@ -32,6 +32,7 @@ from hoptrace.replay.compiled.columns import (
 )  # fmt: skip
 from hoptrace.replay.compiled.store import EVICTABLE, FREE, HOLDERS, RESIDENT, SIZE
 from hoptrace.replay.jit import lean
+from hoptrace.replay.outcome import UNLIMITED
 
 __all__ = ["enter_prompt", "fits", "hold_hits", "leave", "look_up", "wanted"]
 
@@ -48,7 +49,7 @@ def fits(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, more
     """Whether the store has places for so many more entries; if not, the loop has to come back for them."""
     want = w.head[store.LIVE] + more
     if want <= entries.shape[0] and 2 * want <= table.size:
-        if w.head[store.LOGS] == 0 or w.head[store.EVICTED] + want <= log.size:
+        if w.head[store.LOGS] == 0 or w.head[store.EVICTED] + store.LEVELS * want <= log.size:
             return True
     w.g[columns.WANTED] = more
     return False
@@ -164,21 +165,20 @@ def leave(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, back
     first, last, block, capacity = w.ptr[r], w.ptr[r + 1], w.eng[e, BLOCK], w.eng[e, CACHE_CAPACITY]
     computed = s[r, COMPUTED]
     end = w.bend[last - 1] if last > first else 0
-    if computed >= end + block:
+    own = capacity >= UNLIMITED  # in a cache of stated size only blocks with ids are kept
+    if own and computed >= end + block:
         full = min(computed - end, private) // block
-        fits = min(full, max(0, capacity - caches[e, RESIDENT]) // block)
-        if fits > 0:
-            found = back and fits == full
-            at = store.keep(caches, table, entries, w.head, e, fits * block, 0, found)
-            if found:
+        if full > 0:
+            at = store.keep(caches, table, entries, w.head, e, full * block, 0, back)
+            if back:
                 s[r, TAIL_RUN] = entries[at, store.KEY]
-            private -= fits * block
+            private -= full * block
     for j in range(last - 1, first - 1, -1):
         b = w.bid[j]
         if w.held[j] & bit:
-            w.held[j] &= ~bit & 3
+            w.held[j] &= ~bit & 7
             store.release(caches, entries, e, store.find(table, entries, e, b))
-        elif w.bend[j] <= computed and private >= w.btok[b] and caches[e, RESIDENT] + w.btok[b] <= capacity:
+        elif own and w.bend[j] <= computed and private >= w.btok[b]:
             if s[r, OWN] < 0:
                 s[r, OWN] = w.g[DISTINCT] + w.g[OWN_IDS]
                 w.g[OWN_IDS] += last - first

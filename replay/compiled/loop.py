@@ -8,14 +8,20 @@ from hoptrace import stepcost_kernel
 from hoptrace.replay import draws
 from hoptrace.replay.compiled import (
     admission,
+    blocktable,
     columns,
     decoders,
+    handover,
     heap,
     kv,
+    loading,
+    moves,
     running,
     runs,
     slots,
     store,
+    tiers,
+    transfers,
 )  # fmt: skip
 from hoptrace.replay.compiled import begin as begin_module
 from hoptrace.replay.compiled import finish as finish_module
@@ -29,95 +35,63 @@ from hoptrace.replay.compiled.columns import (
     CLIENT_QUEUE,
     CLOCK,
     END,
-    ENTRIES_N,
     FLAGS,
+    FLYING,
     FRESH_FIRST,
     FROM_ARRIVAL,
     GENERATED,
     HANDED,
+    HANDOVER,
     HERE,
     HORIZON,
-    IN_FLIGHT,
+    JOIN_QUEUE,
     KEY,
     LINK,
+    LOCAL_BELOW,
+    LOOKED,
+    LOOKS,
     MIDWAY,
+    N_MOVES,
     N_RUNS,
     N_STEPS,
     NEVER,
     NEXT_CLIENT,
+    NOW,
     PLACE,
+    POSITION,
     PROMPT,
+    QUEUED_DECODE,
     QUEUED_N,
     QUEUED_TOKENS,
-    READY,
-    ROUTED_N,
     ROUTER_QUEUE,
     RUNNING,
     SINCE,
     STATE,
     STEPS,
+    TIERS_N,
     UNSEEN,
     WAITING,
+    WANTED,
     WHEN,
     World,
 )  # fmt: skip
 from hoptrace.replay.compiled.finish import finish, successors
 from hoptrace.replay.compiled.kv import fits
+from hoptrace.replay.compiled.routing import ENTRY, TO_DECODE, look, route
 from hoptrace.replay.compiled.runs import end_run
 from hoptrace.replay.compiled.stretch import stretch
+from hoptrace.replay.compiled.waking import sift, wake
 from hoptrace.replay.jit import lean
-from hoptrace.replay.outcome import REFUSED, REQUEST, UNFINISHED
+from hoptrace.replay.outcome import MOVE_HANDOVER, MOVE_READ, MOVE_STREAM, REFUSED, REQUEST, UNFINISHED
 
-__all__ = ["FINISHED", "FULL", "SHORT", "advance", "close"]
+__all__ = ["CROWDED", "FINISHED", "FULL", "SHORT", "advance", "close"]
 
-FINISHED, FULL, SHORT = 0, 1, 2
+FINISHED, FULL, SHORT, CROWDED = 0, 1, 2, 3
 
 _ARRIVAL, _ROUTED, _ENGINE, _STATUS = (
     REQUEST.index("arrival_ns"), REQUEST.index("routed_ns"), REQUEST.index("engine"), REQUEST.index("status"),
 )  # fmt: skip
 _DECODE_ENGINE, _GENERATED = REQUEST.index("decode_engine"), REQUEST.index("generated_tokens")
-
-
-@lean(columns)
-def _sift(order: np.ndarray, eng: np.ndarray, n: int, i: int) -> None:
-    """Put the engine at place ``i`` of the heap of ``n``, ordered by (WHEN, engine), where it belongs."""
-    e = order[i]
-    when = eng[e, WHEN]
-    while i > 0:
-        p = (i - 1) >> 1
-        x = order[p]
-        if eng[x, WHEN] < when or (eng[x, WHEN] == when and x < e):
-            break
-        order[i] = x
-        eng[x, PLACE] = i
-        i = p
-    while True:
-        c = 2 * i + 1
-        if c >= n:
-            break
-        x = order[c]
-        if c + 1 < n:
-            y = order[c + 1]
-            if eng[y, WHEN] < eng[x, WHEN] or (eng[y, WHEN] == eng[x, WHEN] and y < x):
-                c += 1
-                x = y
-        if when < eng[x, WHEN] or (when == eng[x, WHEN] and e < x):
-            break
-        order[i] = x
-        eng[x, PLACE] = i
-        i = c
-    order[i] = e
-    eng[e, PLACE] = i
-
-
-@lean(columns, forceinline=True)
-def wake(w: World, e: int, now: int) -> None:
-    """Something changed for engine ``e``: if it sleeps it tries to begin a step, now or when it may."""
-    eng = w.eng
-    eng[e, CALM] = 0
-    if eng[e, WHEN] == 2 * NEVER:
-        eng[e, WHEN] = 2 * max(now, eng[e, READY]) + 1
-        _sift(w.order, eng, w.order.size, eng[e, PLACE])
 
 
 @lean(columns, heap, forceinline=True)
@@ -133,7 +107,7 @@ def _queue(w: World, e: int, r: int) -> None:
 
 
 @lean(columns, finish_module, heap, forceinline=True)
-def _arrive(w: World, r: int, now: int) -> None:
+def _arrive(w: World, table: np.ndarray, entries: np.ndarray, r: int, now: int) -> None:
     """``r`` reaches the router."""
     out, g = w.out, w.g
     arrival = now - g[BEFORE_NS]
@@ -148,21 +122,48 @@ def _arrive(w: World, r: int, now: int) -> None:
         w.s[r, KEY] += arrival
     if g[ASSIGNED]:
         e = w.s[r, columns.EXPECTED]
+        w.load[ENTRY, w.eng[e, POSITION]] += 1
     else:
-        e = g[ROUTED_N] % g[ENTRIES_N]
-    g[ROUTED_N] += 1
+        e = route(w, table, entries, TO_DECODE if w.s[r, PROMPT] < g[LOCAL_BELOW] else ENTRY, r, now)
     out[r, _ENGINE] = e
-    w.eng[e, IN_FLIGHT] += 1
     _queue(w, e, r)
     wake(w, e, now)
 
 
+@lean(columns, moves, transfers)
+def _crowded(w: World, more: int) -> bool:
+    """Whether there are no places for so many more transfers; the loop has to come back for them."""
+    if moves.places(w.under_way, w.thead) >= more:
+        return False
+    w.g[WANTED] = more
+    return True
+
+
+@lean(blocktable, columns, heap, kv, loading, moves, store, tiers, transfers)
+def _transfers_end(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, now: int) -> None:
+    """Transfers that are due now end, with what follows from it. There must be places for their rows."""
+    t = w.under_way
+    n = transfers.due(t, w.left, w.thead, w.ways, w.links, now)
+    for k in range(n):
+        x = t[k, transfers.ENDED]
+        r, e = t[x, moves.REQUEST], t[x, moves.ENGINE]
+        moves.end_move(w, x, now)
+        if t[x, moves.KIND] == MOVE_READ and loading.read(w, table, entries, log, e, r, t[x, moves.TIER], now):
+            tiers.stash(w, table, entries, log, e)
+            wake(w, e, now)
+        elif t[x, moves.KIND] == MOVE_HANDOVER or t[x, moves.KIND] == MOVE_STREAM:
+            handover.sent(w, table, entries, log, r, t[x, moves.OF], now)
+        transfers.free(t, w.thead, x)
+
+
 @lean(
+    blocktable, handover, loading, moves, tiers, transfers,
     admission, begin_module, columns, decoders, draws, finish_module, heap, kv, running, runs, slots, store, stepcost_kernel,
     stretch_module,
 )  # fmt: skip
 def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -> int:
-    """Go on until there is no room for rows (FULL) or for entries in the store (SHORT), or nothing happens any more (FINISHED)."""
+    """Go on until there is no room for rows (FULL), entries in the store (SHORT) or transfers (CROWDED), or nothing happens any
+    more (FINISHED)."""
     eng, g, order, queues, nodes = w.eng, w.g, w.order, w.queues, w.nodes
     engines = order.size
     while True:
@@ -175,25 +176,45 @@ def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -
         x = heap.first(queues, nodes, g[CLIENT_QUEUE])
         if x >= 0:
             client = nodes[x, heap.KEY]
-        now = min(when >> 1, router, client)
+        joining = NEVER
+        y = heap.first(queues, nodes, g[JOIN_QUEUE])
+        if y >= 0:
+            joining = nodes[y, heap.KEY]
+        moving = transfers.next_ns(w.under_way, w.thead)
+        now = min(when >> 1, router, client, joining, moving)
         if now > g[HORIZON] or now >= NEVER:
             return FINISHED
+        g[NOW] = now
+        if g[LOOKS] and now > g[LOOKED]:
+            look(w, now)
+            g[LOOKED] = now
+        if moving == now:
+            if g[N_MOVES] + w.under_way.shape[0] > w.moves.shape[0]:
+                return FULL
+            if g[FLYING] > 0 and not fits(w, table, entries, log, g[FLYING]):
+                return SHORT
+            _transfers_end(w, table, entries, log, now)
+            continue
         if when == 2 * now:
             if eng[e, CALM] != 0 and eng[e, FRESH_FIRST] < 0:
-                until = min(router, client, g[HORIZON] + 1)
+                until = min(router, client, joining, moving, g[HORIZON] + 1)
+                if g[LOOKS]:
+                    until = min(until, now + 1)
                 if engines > 1:
                     until = min(until, eng[order[1], WHEN] >> 1)
                 if engines > 2:
                     until = min(until, eng[order[2], WHEN] >> 1)
                 if stretch(w, e, until):
-                    _sift(order, eng, engines, 0)
+                    sift(order, eng, engines, 0)
                     continue
             if g[N_RUNS] + 3 * eng[e, RUNNING] + 8 > w.runs.shape[0] or g[N_STEPS] >= w.steps.shape[0]:
                 return FULL
             if eng[e, HERE] > 0 and not fits(w, table, entries, log, eng[e, HERE]):
                 return SHORT
+            if g[TIERS_N] + g[HANDOVER] > 0 and _crowded(w, eng[e, RUNNING] + 2):
+                return CROWDED
             finish(w, table, entries, e, now)
-            _sift(order, eng, engines, 0)
+            sift(order, eng, engines, 0)
         elif client == now:
             x = heap.dequeue(queues, nodes, g[CLIENT_QUEUE])
             if g[NEXT_CLIENT] < w.s.shape[0]:
@@ -201,15 +222,25 @@ def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -
                 g[NEXT_CLIENT] += 1
         elif router == now:
             heap.dequeue(queues, nodes, g[ROUTER_QUEUE])
-            _arrive(w, r, now)
+            _arrive(w, table, entries, r, now)
+        elif joining == now:
+            if g[FLYING] > 0 and not fits(w, table, entries, log, 2 * g[FLYING]):
+                return SHORT
+            if _crowded(w, 1):
+                return CROWDED
+            heap.dequeue(queues, nodes, g[JOIN_QUEUE])
+            handover.join(w, table, entries, log, y, now)
         else:
             if g[N_RUNS] + 3 * eng[e, RUNNING] + 8 > w.runs.shape[0] or g[N_STEPS] >= w.steps.shape[0]:
                 return FULL
             if eng[e, HERE] > 0 and eng[e, MIDWAY] == 0 and not fits(w, table, entries, log, eng[e, HERE]):
                 return SHORT
+            many = max(1, g[TIERS_N]) * (eng[e, QUEUED_N] + eng[e, QUEUED_DECODE] + eng[e, RUNNING] + 2)
+            if g[TIERS_N] + g[HANDOVER] > 0 and _crowded(w, many):
+                return CROWDED
             if not begin(w, table, entries, log, e, now):
                 return SHORT
-            _sift(order, eng, engines, eng[e, PLACE])
+            sift(order, eng, engines, eng[e, PLACE])
 
 
 @lean(columns, runs)

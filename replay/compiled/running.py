@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hoptrace.replay.compiled import columns, decoders, heap, kv, runs, store
+from hoptrace.replay.compiled import columns, decoders, heap, kv, other_side, runs, store
 from hoptrace.replay.compiled.columns import (
     ADMITTED,
     AFTER,
@@ -24,6 +24,7 @@ from hoptrace.replay.compiled.columns import (
     DECODERS,
     DECODING,
     DRIVEN_OUT,
+    FLAGS,
     FRONT,
     GENERATED,
     HEAD,
@@ -31,6 +32,7 @@ from hoptrace.replay.compiled.columns import (
     KEY,
     LEFT,
     LINK,
+    LONE,
     NEW_ENTRIES,
     NEXT_BLOCK,
     NONE,
@@ -59,6 +61,7 @@ from hoptrace.replay.compiled.columns import (
     SPEC_TOKENS,
     STATE,
     STEPS,
+    STREAMED,
     TAIL,
     TOOK_DECODERS,
     UNFINISHED,
@@ -67,10 +70,12 @@ from hoptrace.replay.compiled.columns import (
 )  # fmt: skip
 from hoptrace.replay.compiled.decoders import separate
 from hoptrace.replay.compiled.kv import enter_prompt, leave, wanted
+from hoptrace.replay.compiled.other_side import drop_room
 from hoptrace.replay.compiled.runs import end_run, start_run
 from hoptrace.replay.compiled.slots import BUSY
 from hoptrace.replay.compiled.slots import PROMPT as SLOT_PROMPT
 from hoptrace.replay.compiled.store import EVICTABLE, FREE
+from hoptrace.replay.compiled.tiers import offers_no_more
 from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import PREEMPTED, REQUEST
 
@@ -140,6 +145,8 @@ def all_at_once(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarra
     """Decoders take a token each, the unfinished prompt what is left. False, and nothing done, if budget or room is short."""
     s, eng, caches = w.s, w.eng, w.caches
     need, left, d, u = 0, eng[e, LEFT], eng[e, DECODERS], eng[e, UNFINISHED]
+    if eng[e, LONE] > 0:
+        return False
     if which != PROMPTS_ONLY:
         left -= d
         if left < 0:
@@ -218,12 +225,15 @@ def _undo(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) -> N
     s[r, SHARE] = 0
 
 
-@lean(columns, heap, kv, runs, store)
+@lean(columns, heap, kv, other_side, runs, store)
 def drive_out(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) -> None:
     """``r``, which runs or has arrived, gives all up and waits again. There must be places for entries and rows."""
     s, eng = w.s, w.eng
     if s[r, SHARE] > 0:
         _undo(w, table, entries, e, r)
+    if s[r, FLAGS] & STREAMED:
+        drop_room(w, table, entries, r)
+    offers_no_more(w, e, r)
     leave(w, table, entries, e, r, True)
     if eng[e, CACHE] == SLOTTED:
         w.slot[s[r, SLOT], BUSY], w.slot[s[r, SLOT], SLOT_PROMPT] = 0, -1
@@ -246,7 +256,7 @@ def drive_out(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) 
     eng[e, ALL_VICTIMS] += 1
 
 
-@lean(columns, decoders, heap, kv, runs, store)
+@lean(columns, decoders, heap, kv, other_side, runs, store)
 def one_by_one(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: int, which: int) -> None:
     """The running ones in the order of admission; whoever lacks room drives others out."""
     s, eng, caches = w.s, w.eng, w.caches
@@ -259,8 +269,9 @@ def one_by_one(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray
             s[r, SHARE] = 0
         d += s[r, STATE] == DECODING
         r = s[r, AFTER]
-    proposals = w.g[SPEC_TOKENS] if d <= w.g[SPEC_OFF] else 0
-    eng[e, PROPOSES] = proposals
+    if which != DECODERS_ONLY:
+        eng[e, PROPOSES] = w.g[SPEC_TOKENS] if d <= w.g[SPEC_OFF] else 0
+    proposals = eng[e, PROPOSES]
     r = eng[e, HEAD]
     while r >= 0 and eng[e, LEFT] > 0:
         state = s[r, STATE]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hoptrace.replay.compiled import columns as c
-from hoptrace.replay.compiled import heap, store, transfers
+from hoptrace.replay.compiled import heap, routers, store, transfers
 from hoptrace.replay.outcome import DECODE, MOVE, REFUSED, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED
 from hoptrace.replay.plan import EngineSpec, Plan
 from hoptrace.replay.workload import Workload
@@ -95,7 +95,7 @@ def _engines(plan: Plan, work: Workload, separate: bool) -> tuple[_Ints, _Ints]:
         row[c.WHEN] = 2 * c.NEVER
         row[[c.READY, c.DECODE_PHASE]] = -c.NEVER, DECODE
         row[[c.HEAD, c.TAIL, c.UNFINISHED, c.TAIL_FIRST, c.UNSEEN, c.FRESH_FIRST, c.FRONT]] = c.NONE
-        row[[c.OFFER_FIRST, c.OFFER_LAST, c.WRITE_FIRST, c.ENDED_FIRST, c.STASH_FIRST, c.COMING]] = c.NONE
+        row[[c.OFFER_FIRST, c.OFFER_LAST, c.WRITE_FIRST, c.ENDED_FIRST, c.STASH_FIRST, c.COMING, c.PASSED]] = c.NONE
         if spec.cache == "slot":
             row[c.FIRST_SLOT] = slots
             slots += _limit(spec.max_sequences)
@@ -116,6 +116,10 @@ def _globals(plan: Plan, work: Workload, sessions: bool) -> _Ints:
     g[[c.ENGINES, c.ROUTER_QUEUE, c.JOIN_QUEUE, c.CLIENT_QUEUE]] = n, 2 * n, 2 * n + 1, 2 * n + 2
     g[[c.ENTRIES_N, c.DECODERS_N, c.DISTINCT]] = len(plan.entry), len(plan.decoders), len(work.block_tokens)
     g[c.END] = -c.NEVER
+    if plan.handover is not None:
+        h = plan.handover
+        g[[c.HANDOVER, c.PUSH, c.RECOMPUTE]] = 1, h.start == "push", h.first_token == "recompute"
+        g[[c.LAYERS, c.ARRANGE, c.LOCAL_BELOW]] = h.layers if h.start == "push" else 1, h.arrange_ns, h.local_below_tokens
     if plan.speculation is not None:
         spec = plan.speculation
         g[[c.SPEC_TOKENS, c.SPEC_PPM, c.SPEC_DRAFT]] = spec.tokens, spec.accept_ppm, spec.tokens * spec.draft_ns
@@ -134,12 +138,32 @@ def _caches(plan: Plan, eng: _Ints, g: _Ints) -> tuple[_Ints, _Ints, _Ints, _Int
         at += 1 if spec.shared else n
     g[[c.TIERS_N, c.READING, c.TOKEN_BYTES]] = len(plan.tiers), at, plan.kv_token_bytes
     g[[c.BREAK_EVEN, c.BACK]] = plan.reuse == "break_even", bool(plan.tiers) and plan.tiers[0].policy == "back"
-    caches, table, entries, head, log = store.store(at + (n if plan.tiers else 0), bool(plan.tiers))
+    indexed = n if "prefix_aware" in (plan.routing.kind, plan.decode_routing.kind) else 0
+    caches, table, entries, head, log = store.store(at + (n if plan.tiers else 0), bool(plan.tiers), indexed)
     for i, row in enumerate(eng):
         store.open_cache(caches, i, int(row[c.CAPACITY]), int(row[c.BLOCK]))
     for k, (instance, *_) in enumerate(rows):
         store.open_cache(caches, instance, _limit(plan.tiers[k // n].capacity_tokens), 1)
     return np.array(rows, dtype=np.int64).reshape(-1, 4), caches, table, entries, head, log
+
+
+def _routers(plan: Plan, eng: _Ints, g: _Ints) -> dict[str, _Ints]:
+    """The World's fields for routing."""
+    n = len(plan.engines)
+    router = np.zeros((2, 16), dtype=np.int64)
+    members, room = np.zeros((2, n), dtype=np.int64), np.zeros((2, n), dtype=np.int64)
+    for k, (group, how) in enumerate(((plan.entry, plan.routing), (plan.decoders, plan.decode_routing))):
+        kind = routers.KINDS.index(how.kind)
+        router[k] = routers.new_router(kind, len(group), int(g[c.SEED]), 2 * k, how.age_ns, how.load_tokens)
+        members[k, : len(group)] = group
+        room[k, : len(group)] = eng[list(group), c.CAPACITY]
+        g[c.LOOKS] |= how.kind == "kv_use" and how.age_ns > 0
+    g[c.LOOKED] = -c.NEVER
+    return {
+        "router": router, "load": np.zeros((2, n), dtype=np.int64), "value": np.zeros((2, n), dtype=np.int64), "capacity": room,
+        "ways_of": np.array(plan.handover.ways if plan.handover else (), dtype=np.int64).reshape(-1, max(1, len(plan.decoders))),
+        "members": members, "scratch": np.zeros(2 * n + 64, dtype=np.int64),
+    }  # fmt: skip
 
 
 def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.World, _Ints, _Ints, _Ints]:
@@ -148,7 +172,7 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
     s = np.zeros((n, c.S_COLUMNS), dtype=np.int64)
     s[:, c.PROMPT], s[:, c.OUTPUT] = work.prompt_tokens, work.output_tokens
     if any(e.cache == "pool" for e in plan.engines) or plan.tiers:
-        s[:, c.NEW_ENTRIES] = 2 * np.diff(work.block_ptr) + 4
+        s[:, c.NEW_ENTRIES] = (5 if plan.tiers else 2) * np.diff(work.block_ptr) + 4
     if plan.order.key is not None:
         s[:, c.KEY] = plan.order.key
     for column in (c.OWN, c.TAIL_RUN, c.RUN_PHASE, c.BEFORE, c.AFTER, c.LINK):
@@ -187,6 +211,6 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
         session=np.full(n, -1, dtype=np.int64) if session is None else ints(session),
         steps=np.empty((ROWS, len(STEP)), dtype=np.int64), runs=np.empty((ROWS, len(RUN)), dtype=np.int64),
         moves=np.empty((ROWS if plan.ways else 1, len(MOVE)), dtype=np.int64), ways=ways, links=links, under_way=under_way,
-        left=left, thead=thead, tier=tier,
+        left=left, thead=thead, tier=tier, **_routers(plan, eng, g),
     )  # fmt: skip
     return w, table, entries, log

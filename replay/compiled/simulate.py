@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from hoptrace.replay.compiled import columns as c
+from hoptrace.replay.compiled import transfers
 from hoptrace.replay.compiled.heap import enqueue
-from hoptrace.replay.compiled.loop import FULL, SHORT, advance, close
+from hoptrace.replay.compiled.loop import CROWDED, FULL, SHORT, advance, close
 from hoptrace.replay.compiled.setup import ints, prepare
 from hoptrace.replay.compiled.store import room
 from hoptrace.replay.draws import draw
@@ -81,10 +82,9 @@ class _Run:
         after = getattr(self.work, "after", None)
         free = np.empty(0, dtype=np.int64) if after is None or not w.g[c.SUCCESSORS] else ints(after)
         alone = plan.routing.kind in _ALONE and plan.handover is None and not plan.tiers
-        if alone:
+        if alone and not free.size and not w.g[c.CLIENTS]:
             w.g[c.ASSIGNED] = 1
             _assign(w, _ALONE[plan.routing.kind], np.array(plan.entry, dtype=np.int64))
-        if alone and not free.size and not w.g[c.CLIENTS]:
             for e in range(len(plan.engines)):
                 _enqueue_arrivals(w, ints(self.work.arrival_ns), free, e)
                 self.w = w._replace(order=np.array([e], dtype=np.int64))
@@ -114,6 +114,9 @@ class _Run:
                 more = 2 * int(self.w.g[c.WANTED])
                 self.table, self.entries, self.log = room(self.table, self.entries, self.w.head, self.log, more)
                 continue
+            if code == CROWDED:
+                self._make_places(int(self.w.g[c.WANTED]))
+                continue
             taken = self._hand_on()
             if code != FULL:
                 return
@@ -122,6 +125,16 @@ class _Run:
                 self.w = self.w._replace(runs=np.empty((2 * len(runs), runs.shape[1]), dtype=np.int64))
             if self.progress is not None:
                 self.progress(float(self.w.g[c.DONE_N]) / max(1, self.work.n))
+
+    def _make_places(self, more: int) -> None:
+        """Room for transfers, and for the rows of all that may be under way."""
+        w = self.w
+        under_way, left = transfers.room(w.under_way, w.left, w.thead, 2 * more)
+        moves = w.moves
+        if len(moves) < 2 * len(under_way):
+            moves = np.empty((2 * len(under_way), moves.shape[1]), dtype=np.int64)
+            moves[: len(w.moves)] = w.moves
+        self.w = w._replace(under_way=under_way, left=left, moves=moves)
 
     def _hand_on(self) -> bool:
         """Give the rows to the sink; whether there were any."""

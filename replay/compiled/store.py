@@ -51,6 +51,7 @@ from hoptrace.replay.compiled.blocktable import (
     FORGOTTEN,
     HOLDERS,
     KEY,
+    LEVELS,
     LIVE,
     LOGS,
     MARK,
@@ -69,7 +70,7 @@ from hoptrace.replay.compiled.blocktable import (
 from hoptrace.replay.jit import compiled, lean
 
 __all__ = [
-    "BLOCK", "BLOCKS", "EVICTABLE", "EVICTED", "FREE", "FRESH", "HOLDERS", "KEY", "LIVE", "MARK", "NEXT", "OLDEST", "PREV",
+    "BLOCK", "BLOCKS", "EVICTABLE", "EVICTED", "FREE", "FRESH", "HOLDERS", "KEY", "LEVELS", "LIVE", "MARK", "NEXT", "OLDEST", "PREV",
     "RESIDENT", "SIZE", "UNIT", "YOUNGEST", "enter", "evict", "find", "give", "hold", "keep", "kept", "leading", "mark_fresh",
     "open_cache", "pin", "put", "reclaim", "release", "renew", "room", "store", "take", "touch", "unmark", "unpin", "withdraw",
 ]  # fmt: skip

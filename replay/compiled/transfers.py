@@ -86,6 +86,12 @@ def room(t: np.ndarray, left: np.ndarray, head: np.ndarray, more: int) -> tuple[
 
 
 @lean()
+def used(head: np.ndarray) -> int:
+    """How many rows are or have been used."""
+    return head[_TOP]
+
+
+@lean()
 def _before(t: np.ndarray, x: int, y: int) -> bool:
     if t[x, _WHEN] != t[y, _WHEN]:
         return t[x, _WHEN] < t[y, _WHEN]
