@@ -131,8 +131,12 @@ def component(name_or_path: str) -> dict[str, Any]:
         raise UsageError(f"There is no platform {name_or_path!r}.", hint=f"{hint}There are: {', '.join(known)}; or a TOML file.")
     try:
         data = checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    except ValueError as e:  # TOMLDecodeError, UnicodeDecodeError; an integer of thousands of digits raises a plain one
         raise InputError(f"{path} is not TOML: {e}.") from None
+    except RecursionError:
+        raise InputError(f"{path} is not TOML that can be read: it is nested too deeply.") from None
     base = data.get("base")
     if base is not None:
         if base not in known:
@@ -141,6 +145,7 @@ def component(name_or_path: str) -> dict[str, Any]:
             raise InputError(f"{path}: there is no base {base!r}.", hint=f"{hint}There are: {', '.join(known)}.")
         own = {k: v for k, v in data.items() if k != "name"}
         data = {**merged(known[base], own), "name": str(data.get("name", path.stem)), "base": base}
+        checked(data, str(path))  # what it changes has to go with what it keeps
     return {"name": path.stem, **data}
 
 

@@ -98,6 +98,7 @@ def checked(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in _NUMBERS:
         if key in data:
             _number(data[key], where, key, least=0)
+            _in_units(data[key], where, key, key)
     links = _table(data, "links", where)
     _known(links, LINKS, where, "links.")
     for name, link in links.items():
@@ -107,6 +108,8 @@ def checked(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         for key in LINKS[name]:
             if key in link:
                 _number(link[key], where, f"links.{name}.{key}", above=0)
+                _in_units(link[key], where, f"links.{name}.{key}", "link")
+        _below_peak(link, where, name)
     constants = _table(data, "constants", where)
     _known(constants, CONSTANTS, where, "constants.")
     for name, value in constants.items():
@@ -136,6 +139,37 @@ def _known(found: Iterable[str], allowed: Iterable[str], where: str, prefix: str
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"Did you mean {prefix}{near[0]}? " if near else ""
             raise InputError(f"{where}: there is no key {prefix}{key}.", hint=f"{hint}There are: {', '.join(allowed)}.")
+
+
+_LEAST = {"flops_per_s": 1e9, "memory_bytes_per_s": 1e9, "memory_bytes": 1e6, "link": 1e3}
+"""Less is a figure in another unit (TFLOP/s, GB/s, GB): nothing that serves a model is so slow or small."""
+_MOST_RATE, _MOST_NS = 1e18, 1e12
+
+
+def _in_units(value: float, where: str, key: str, kind: str) -> None:
+    """InputError for what is out of all proportion, and would leave the engine's 64 bits."""
+    least, unit = _LEAST.get(kind, 0.0), "bytes" if "bytes" in key else "FLOP"
+    if kind == "step_overhead_ns" and value > _MOST_NS:
+        raise InputError(f"{where}: {key} is in ns, at most {_MOST_NS:g}, not {value:g}.")
+    if kind == "memory_bytes" and value and not least <= value <= _MOST_RATE:
+        raise InputError(
+            f"{where}: {key} is in bytes, {value:g} is no size of a memory.", hint="80 GB is 80e9, 80 GiB 85_899_345_920."
+        )
+    if kind != "memory_bytes" and least and value and not least <= value <= _MOST_RATE:
+        hint = "1 TFLOP/s is 1e12." if unit == "FLOP" else "1 GB/s is 1e9."
+        raise InputError(f"{where}: {key} is in {unit} a second, {value:g} is out of proportion.", hint=hint)
+
+
+def _below_peak(link: Mapping[str, Any], where: str, name: str) -> None:
+    """InputError where a link carries more than its peak (both directions: twice that; a pool is not one link)."""
+    peak = link.get("bytes_per_s")
+    for key in LINKS[name] if peak is not None else ():
+        most = 2 * peak if key == "both_bytes_per_s" else peak
+        if key != "pool_bytes_per_s" and link.get(key, 0) > most:
+            raise InputError(
+                f"{where}: links.{name}.{key} = {link[key]:g} is above the peak that bytes_per_s = {peak:g} sets.",
+                hint="bytes_per_s is the peak of one direction.",
+            )
 
 
 def _table(data: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
@@ -168,6 +202,12 @@ def _constant(value: Any, where: str, name: str) -> None:
         number = numbers["value"]
     else:
         number = _number(value, where, key, **bounds)
+    if name.endswith("_ns") and number > _MOST_NS:
+        raise InputError(f"{where}: {key} is in ns, at most {_MOST_NS:g}, not {number:g}.")
+    if name.endswith("_per_s"):
+        _in_units(number, where, key, "link")
+    if name in ("scatter_entries", "uncached_read_bytes", "cache_invalidations_per_line") and number > 1e6:
+        raise InputError(f"{where}: {key} = {number:g} is out of proportion.")
     if name == "cache_hit_rate" and number > 1:
         raise InputError(f"{where}: {key} is a share, at most 1, not {number:g}.")
     if name in ("scatter_entries", "uncached_read_bytes") and number != int(number):
@@ -190,5 +230,7 @@ def _allreduce(rows: Any, where: str) -> None:
             raise InputError(f"{where}: allreduce of {ranks} ranks needs `bytes` and `ns`, two or more of each, equally many.")
         for key, values in (("bytes", sizes), ("ns", times)):
             numbers = [_number(v, where, f"allreduce.{key}", above=0) for v in values]
+            if key == "ns" and max(numbers) > _MOST_NS:
+                raise InputError(f"{where}: allreduce.ns of {ranks} ranks is in ns, at most {_MOST_NS:g}.")
             if key == "bytes" and any(b <= a for a, b in pairwise(numbers)):
                 raise InputError(f"{where}: allreduce.{key} of {ranks} ranks must rise.")

@@ -127,3 +127,30 @@ def test_hostile_files_are_refused_in_a_sentence_or_taken(data: dict[str, Any]) 
     else:
         # Whatever is taken can be used.
         system_of({**taken, "name": "f"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("flops_per_s = " + "9" * 5000, "not TOML"),
+        ("memory_bytes_per_s = 3350", r"memory_bytes_per_s is in bytes a second, 3350 .* 1 GB/s is 1e9"),
+        ("flops_per_s = 989", r"flops_per_s is in FLOP a second, 989 .* 1 TFLOP/s is 1e12"),
+        ("memory_bytes = 80", r"memory_bytes is in bytes, 80 .* 80e9"),
+        ("step_overhead_ns = 1e29", "step_overhead_ns is in ns"),
+        ("[links.nic]\nbytes_per_s = 50", r"links\.nic\.bytes_per_s is in bytes a second, 50 "),
+        ("[links.nic]\nbytes_per_s = 1e-300", r"links\.nic\.bytes_per_s is in bytes a second"),
+        ("[links.pcie]\nbytes_per_s = 10e9\nattained_bytes_per_s = 90e9", "attained_bytes_per_s = 9e.10 is above the peak"),
+        ("[links.pcie]\nattained_bytes_per_s = 90e9", r"attained_bytes_per_s = 9e\+10 is above the peak that bytes_per_s = 6\.3e\+10"),
+        ("[links.pcie]\nbytes_per_s = 10e9\nboth_bytes_per_s = 21e9", "both_bytes_per_s = 2.1e.10 is above"),
+        ("[constants]\ncopy_ns = 1e29", r"constants\.copy_ns is in ns, at most"),
+        ("[[allreduce]]\nranks = 2\nbytes = [1, 2]\nns = [1, 1e20]", r"allreduce\.ns of 2 ranks is in ns"),
+    ],
+)  # fmt: skip
+def test_what_is_in_another_unit_or_out_of_all_proportion_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """A link of 0 bytes a second, or steps beyond 64 bits, would have come of each."""
+    file = tmp_path / "p.toml"
+    file.write_text('base = "h100-sxm-80gb"\n' + text, encoding="utf-8")
+    with pytest.raises(InputError, match=said) as caught:
+        load_platform(str(file))
+    assert "p.toml" in str(caught.value)
