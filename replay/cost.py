@@ -41,12 +41,16 @@ class Chosen:
         how: for the manifest: kind, and the model and platform that it rests on.
         server: the trace's, with the model's sizes where another model was named or assumed.
         notes: what was assumed, in sentences; also in ``cost.notes``.
+        room: null where the KV space is told, or the memory is not known; else what was assumed of it, in sentences, and
+            ``server.kv_capacity_tokens`` is its size; empty where the weights leave none. It hangs on the ranks and the platform,
+            so a plan asks for each kind of server.
     """
 
     cost: StepCost
     how: dict[str, Any]
     server: Server
     notes: tuple[str, ...] = ()
+    room: tuple[str, ...] | None = None
 
 
 def choose(
@@ -97,7 +101,7 @@ def choose(
             _refuse_what_does_not_fit(chosen, load_platform(name))
         chosen, room = _with_room(chosen, load_platform(name))
         cost, how = aiconfigurator(chosen, name)
-        return _noted(Chosen(cost, how, chosen), notes + said + room)
+        return _noted(Chosen(cost, how, chosen, room=room), notes + said)
     if kind == "fixed":
         found = load_model(model).on(server) if model else server
         return _noted(Chosen(fixed(rest), {"kind": "fixed"}, found), _untouched("given one", platform))
@@ -186,10 +190,9 @@ def _roofline(asked: _Asked) -> Chosen:
     else:
         notes += ("No step tells its host time: none is added to the roofline, and real steps are longer by it.",)
     server, room = _with_room(server, platform)
-    notes += room
     cost = roofline(server, platform, host_ns=host_ns)
     how = {"kind": "roofline", "platform": dict(platform), "model": server.model, "host_ns": host_ns if told else None}
-    return _noted(Chosen(cost, how, server), notes)
+    return _noted(Chosen(cost, how, server, room=room), notes)
 
 
 _MEMORY_SHARE = 0.92
@@ -207,11 +210,13 @@ def _memory(platform: Mapping[str, Any]) -> float | None:
     return float(memory) if isinstance(memory, int | float) and not isinstance(memory, bool) and memory > 0 else None
 
 
-def _with_room(server: Server, platform: Mapping[str, Any]) -> tuple[Server, tuple[str, ...]]:
-    """The server with as much KV space as the devices' memory has beside the weights, where nobody says how much it has."""
+def _with_room(server: Server, platform: Mapping[str, Any]) -> tuple[Server, tuple[str, ...] | None]:
+    """The server with as much KV space as the devices' memory has beside the weights, where nobody says how much it has; and
+    ``Chosen.room``."""
     memory, g = _memory(platform), geometry(server)
-    if memory is None or g is None or server.kv_capacity_tokens or not server.weight_bytes or server.config.get("kv_unlimited"):
-        return server, ()
+    told = server.kv_capacity_tokens or server.block_count or server.config.get("kv_unlimited")
+    if memory is None or g is None or told or not server.weight_bytes:
+        return server, None
     block = server.block_size_tokens or 1
     tokens = int(memory * _MEMORY_SHARE * _devices(server) - server.weight_bytes) // g.bytes_per_token // block * block
     if tokens < 1:

@@ -59,7 +59,7 @@ def test_a_trace_with_steps_is_fitted_and_one_without_is_assumed_a_machine() -> 
     assert got.cost.notes[: len(got.notes)] == got.notes  # a replay prints them
     # (0.92 × 80 GiB − 16.06 GB) ÷ 131,072 bytes
     assert got.server.kv_capacity_tokens == (int(0.92 * 85_899_345_920) - 16_060_522_496) // 131_072 == 480_399
-    assert "KV space of 480,399 tokens is assumed: 92 % of the memory of h100-sxm-80gb" in got.notes[3]
+    assert "KV space of 480,399 tokens is assumed: 92 % of the memory of h100-sxm-80gb" in str(got.room)
     few = steps(MACHINE)[:10]
     assert choose(None, few, None).cost.origin == "roofline"
 
