@@ -6,7 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,12 +25,15 @@ ASSUMED_MODEL = "llama-3.1-8b"
 
 @dataclass(frozen=True)
 class Model:
-    """A model: ``name`` here, ``model`` as its publisher calls it, the shape, and where each figure comes from."""
+    """A model: ``name`` here, ``model`` as its publisher calls it, the shape, and where each figure comes from.
+
+    ``contexts``: names of models of this shape whose context is another."""
 
     name: str
     model: str
     shape: Shape
     aliases: tuple[str, ...] = ()
+    contexts: Mapping[str, int] | None = None
     sources: Mapping[str, str] | None = None
 
     def on(self, server: Server) -> Server:
@@ -60,7 +63,9 @@ def models() -> dict[str, Model]:
             if "latent" in shape:
                 shape["latent"] = tuple(shape["latent"])
             name = str(data["name"])
-            found[name] = Model(name, data["model"], Shape(**shape), tuple(data.get("aliases", ())), data["sources"])
+            found[name] = Model(
+                name, data["model"], Shape(**shape), tuple(data.get("aliases", ())), data.get("contexts"), data["sources"]
+            )
     return found
 
 
@@ -70,7 +75,8 @@ def known_as(name: str) -> Model | None:
     short = wanted.rsplit("/", 1)[-1]
     for model in models().values():
         if {wanted, short} & {model.name, model.model.lower(), model.model.lower().rsplit("/", 1)[-1], *model.aliases}:
-            return model
+            other = next((c for n, c in (model.contexts or {}).items() if n in (wanted, short)), None)
+            return model if other is None else replace(model, shape=replace(model.shape, context_tokens=other))
     return None
 
 
@@ -84,7 +90,7 @@ def load_model(name_or_config: str) -> Model:
     if model is not None:
         return model
     path = Path(name_or_config)
-    if path.exists():
+    if name_or_config.strip() and _there(path):
         return _from_config(path)
     names = [*models(), *(m.model for m in models().values())]
     near = difflib.get_close_matches(name_or_config, names, n=1) or difflib.get_close_matches(name_or_config.lower(), names, n=1)
@@ -92,6 +98,13 @@ def load_model(name_or_config: str) -> Model:
     raise UsageError(
         f"There is no model {name_or_config!r}.", hint=f"{hint}There are: {', '.join(models())}; or the path of a config.json."
     )
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, or a null in it
+        return False
 
 
 # Architectures whose layers :class:`Shape` counts exactly (tests/test_model_catalogue.py, against published totals).
@@ -123,6 +136,19 @@ def _from_config(path: Path) -> Model:
     if missing:
         raise InputError(f"{file} does not say {', '.join(missing)}.")
 
+    if config.kv_heads and config.heads and config.heads % config.kv_heads:
+        raise InputError(f"{file}: {config.heads} attention heads do not share {config.kv_heads} KV heads evenly.")
+    if (
+        data.get("decoder_sparse_step") not in (None, 1)
+        or data.get("mlp_only_layers")
+        or data.get("moe_layer_freq") not in (None, 1)
+    ):
+        raise InputError(
+            f"{file}: layers with and without experts take turns (decoder_sparse_step, mlp_only_layers, moe_layer_freq), and "
+            "their parameters can't be told from it.",
+            hint=f"Name a like model: {', '.join(models())}.",
+        )
+
     def count(name: str) -> int:
         value = data.get(name)
         return value if type(value) is int and value >= 0 else 0
@@ -144,7 +170,7 @@ def _from_config(path: Path) -> Model:
         needed["kv_heads"], needed["head_size"] = count("num_key_value_heads") or config.heads, count("v_head_dim")
     if config.window_tokens and config.window_layers:
         more |= {"window_tokens": config.window_tokens, "window_layers": config.window_layers}
-    method = (config.quantisation or "").split()[0] if config.quantisation else None
+    method = next(iter((config.quantisation or "").split()), None) or ("unnamed" if config.quantisation else None)
     if method == "mxfp4":
         more["expert_dtype"] = "mxfp4"
     elif method == "fp8":
@@ -153,7 +179,10 @@ def _from_config(path: Path) -> Model:
         raise InputError(f"{file}: bytes of weights quantised by {config.quantisation!r} are not known here.")
     elif config.dtype is not None:
         more["dtype"] = config.dtype
-    shape = Shape(tied=data.get("tie_word_embeddings") is True, context_tokens=config.context_tokens, **needed, **more)  # type: ignore[arg-type]
+    try:
+        shape = Shape(tied=data.get("tie_word_embeddings") is True, context_tokens=config.context_tokens, **needed, **more)  # type: ignore[arg-type]
+    except InputError as e:
+        raise InputError(f"{file}: {e.message}", hint=e.hint) from None
     name = data.get("_name_or_path")
     return Model(path.stem if path.is_file() else path.name, name if isinstance(name, str) and name else str(path), shape,
                  sources={"shape": str(file)})  # fmt: skip

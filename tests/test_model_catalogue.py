@@ -172,3 +172,44 @@ def test_shapes_that_cannot_be_are_refused() -> None:
     for bad in ({"layers": 0}, {"experts": 4}, {"dense_layers": 3}, {"window_layers": 3}, {"dtype": "bf17"}):
         with pytest.raises(InputError):
             Shape(**{**good, **bad})  # type: ignore[arg-type]
+
+
+def test_models_of_the_same_shape_keep_their_own_context() -> None:
+    """Llama 3 was trained to 8,192 tokens, 3.1 to 131,072; all else is alike."""
+    for name, context in (("llama-3-8b", 8192), ("meta-llama/Meta-Llama-3-8B", 8192), ("meta-llama/Llama-3.1-8B", 131_072)):
+        model = load_model(name)
+        assert model.shape.context_tokens == context and model.shape.parameters == 8_030_261_248
+    assert load_model("Meta-Llama-3-70B").shape.context_tokens == 8192
+
+
+_PLAIN = {
+    "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
+    "intermediate_size": 14_336, "vocab_size": 128_256, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"quantization_config": {"quant_method": " "}}, "quantised by"),
+        ({"num_key_value_heads": 64}, "32 attention heads do not share 64 KV heads evenly"),
+        ({"num_key_value_heads": 7}, "32 attention heads do not share 7 KV heads evenly"),
+        ({"torch_dtype": "int4"}, "weight type 'int4' is unknown"),
+        ({"num_hidden_layers": 1 << 39}, "must be positive"),
+        ({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 20}, "needs experts_per_token"),
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "take turns"),
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0]}, "take turns"),
+    ],
+)
+def test_a_config_that_cannot_be_right_is_refused_by_its_file(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({**_PLAIN, **changed}), encoding="utf-8")
+    with pytest.raises(InputError, match=said) as caught:
+        load_model(str(file))
+    assert "odd.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 5000, "a\0b"])
+def test_a_name_that_is_no_path_is_no_model(name: str) -> None:
+    with pytest.raises(UsageError, match="There is no model"):
+        load_model(name)

@@ -141,7 +141,7 @@ def test_hostile_files_are_refused_in_a_sentence_or_taken(data: dict[str, Any]) 
         ("[links.nic]\nbytes_per_s = 50", r"links\.nic\.bytes_per_s is in bytes a second, 50 "),
         ("[links.nic]\nbytes_per_s = 1e-300", r"links\.nic\.bytes_per_s is in bytes a second"),
         ("[links.pcie]\nbytes_per_s = 10e9\nattained_bytes_per_s = 90e9", "attained_bytes_per_s = 9e.10 is above the peak"),
-        ("[links.pcie]\nattained_bytes_per_s = 90e9", r"attained_bytes_per_s = 9e\+10 is above the peak that bytes_per_s = 6\.3e\+10"),
+        ("[links.pcie]\nattained_bytes_per_s = 90e9", r"attained_bytes_per_s = 9e\+10 is above the peak .* 6\.3e\+10"),
         ("[links.pcie]\nbytes_per_s = 10e9\nboth_bytes_per_s = 21e9", "both_bytes_per_s = 2.1e.10 is above"),
         ("[constants]\ncopy_ns = 1e29", r"constants\.copy_ns is in ns, at most"),
         ("[[allreduce]]\nranks = 2\nbytes = [1, 2]\nns = [1, 1e20]", r"allreduce\.ns of 2 ranks is in ns"),
