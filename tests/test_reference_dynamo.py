@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vllm_reference import ENGINES, PLAIN, Simulate, work_of
+from support.vllm_reference import ENGINES, Simulate, work_of
 
 from hoptrace.replay.outcome import REQUEST, Kept
 from hoptrace.replay.plan import EngineSpec, Handover, Plan, Routing, Way
@@ -78,7 +78,7 @@ def test_prefix_cache(name: str, blocks: int, workers: int, engine: str) -> None
     assert np.abs(last - of(rows, "last_token_ms")).max() <= 0.001
 
 
-@pytest.mark.parametrize("engine", PLAIN)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_router_that_knows_the_caches_finds_as_much(engine: str) -> None:
     rows = said("prefix_kv_router")
     theirs, turns = (of(r, "reused_input_tokens").sum() for r in (rows, said("prefix_four_workers")))
@@ -112,7 +112,7 @@ def test_prompts_first(name: str, budget: int, engine: str) -> None:
         assert np.abs(last - of(rows, "last_token_ms")).max() <= 0.001
 
 
-@pytest.mark.parametrize("engine", PLAIN)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "prefills"), [("pair", 1), ("two_to_one", 2)])
 def test_prefill_decode(name: str, prefills: int, engine: str) -> None:
     """The prefill side to the microsecond, the decode side in its percentiles: the mocker begins one transfer a pass, vLLM (and

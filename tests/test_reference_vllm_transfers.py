@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.vllm_reference import PLAIN, engine_of, first_difference, names, ours, plan_of, scenario, theirs, work_of
+from support.vllm_reference import ENGINES, engine_of, first_difference, names, ours, plan_of, scenario, theirs, work_of
 
 from hoptrace.replay import outcome
 from hoptrace.replay.plan import Handover, Plan, TierSpec, Way
@@ -41,24 +41,24 @@ def test_the_scenarios_are_all_there() -> None:
     assert sum(len(s["loads"]) for n in TIERS for s in scenario(FOLDER, n)["steps"]) > 100
 
 
-@pytest.mark.parametrize("engine", PLAIN)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", TIERS)
 def test_a_host_tier_is_vllms(name: str, engine: str) -> None:
     said = scenario(FOLDER, name)
     work = work_of(said["requests"], said["settings"]["block"])
-    (steps,), columns, moves = ours(PLAIN[engine], work, tiered(said))
+    (steps,), columns, moves = ours(ENGINES[engine], work, tiered(said))
     assert not first_difference(steps, theirs(said))
     reads = [(m["start_ns"], m["request"], m["blocks"]) for m in moves if m["kind"] == outcome.MOVE_READ]
     assert sorted(reads) == sorted((s["start_ns"], r, n) for s in said["steps"] for r, n in s["loads"])
     assert columns["generated_tokens"] == work.output_tokens.tolist()
 
 
-@pytest.mark.parametrize("engine", PLAIN)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_prefill_decode_pair_is_vllms(name: str, engine: str) -> None:
     said = scenario(FOLDER, name)
     work = work_of(said["requests"], said["settings"]["block"])
-    (prefill, decode), columns, moves = ours(PLAIN[engine], work, paired(said))
+    (prefill, decode), columns, moves = ours(ENGINES[engine], work, paired(said))
     assert not first_difference(prefill, theirs(said))
     assert not first_difference(decode, theirs(said, "decode_"))
     sent = [(m["start_ns"], m["request"], m["blocks"]) for m in moves if m["kind"] == outcome.MOVE_HANDOVER]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vllm_reference import ENGINES, PLAIN, Simulate, work_of
+from support.vllm_reference import ENGINES, Simulate, work_of
 
 from hoptrace.replay import compiled, outcome
 from hoptrace.replay.outcome import REQUEST, Kept
@@ -24,7 +24,6 @@ COST = fixed(any_prefill_ns=10e6, any_decode_ns=4e6)
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 engines = pytest.mark.parametrize("simulate", ENGINES.values(), ids=ENGINES.keys())
-plain_engine = pytest.mark.parametrize("simulate", PLAIN.values(), ids=PLAIN.keys())
 
 
 def ask(arrivals: Any, prompt: int = 1, output: int = 1) -> Any:
@@ -104,7 +103,7 @@ def test_d_d_1(simulate: Simulate) -> None:
     assert waits(simulate, np.arange(50) * 5 * MS, servers(1)).tolist() == [i * 5 * MS for i in range(50)]
 
 
-@plain_engine
+@engines
 def test_more_choice_waits_less(simulate: Simulate) -> None:
     arrivals = poisson(3000, 10 * MS / 8 / 0.9)
     mean = {k: waits(simulate, arrivals, servers(8, k)).mean() for k in ("random", "power_of_two", "least_load")}
@@ -145,7 +144,7 @@ def pair(**more: Any) -> Plan:
     return Plan(sides, (COST,), links=links, ways=(way,), handover=Handover(((0,),), **more), kv_token_bytes=1000)
 
 
-@plain_engine
+@engines
 @pytest.mark.parametrize("first", ["handover", "recompute"])
 @pytest.mark.parametrize("start", ["pull", "push"])
 def test_one_hand_over(simulate: Simulate, start: Any, first: Any) -> None:
@@ -159,7 +158,7 @@ def test_one_hand_over(simulate: Simulate, start: Any, first: Any) -> None:
     assert (found, last) == ((10 * MS, arrived + 16 * MS) if first == "handover" else (arrived + 4 * MS, arrived + 20 * MS))
 
 
-@plain_engine
+@engines
 @pytest.mark.parametrize("tokens", [2000, 4000])
 def test_per_layer_only_the_last_layer_is_exposed(simulate: Simulate, tokens: int) -> None:
     # 2 or 4 MB: 2 or 4 ms over the link; 80 layers: 79 go while the prompt is computed (10 ms), the last one after.
@@ -172,7 +171,7 @@ def test_per_layer_only_the_last_layer_is_exposed(simulate: Simulate, tokens: in
     assert max(m["end_ns"] for m in parts) - 10 * MS == MS // 2 + 1000 * tokens // 80
 
 
-@plain_engine
+@engines
 @pytest.mark.parametrize("first", ["handover", "recompute"])
 def test_per_layer_sends_each_byte_once(simulate: Simulate, first: Any) -> None:
     plan = pair(start="push", layers=80, first_token=first)
@@ -185,7 +184,7 @@ def test_per_layer_sends_each_byte_once(simulate: Simulate, first: Any) -> None:
     assert sent.tolist() == [2000] * 3
 
 
-@plain_engine
+@engines
 @pytest.mark.parametrize("n", [2, 3, 7])
 def test_n_transfers_share_a_link(simulate: Simulate, n: int) -> None:
     plan = pair()

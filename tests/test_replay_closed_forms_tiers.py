@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from support.vllm_reference import ENGINES, PLAIN, Simulate, work_of
+from support.vllm_reference import ENGINES, Simulate, work_of
 
 from hoptrace.replay import outcome
 from hoptrace.replay.outcome import REQUEST, Kept
@@ -18,7 +18,7 @@ from hoptrace.replay.plan import EngineSpec, Handover, LinkSpec, Plan, Routing, 
 from hoptrace.stepcost import StepCost, fixed
 
 engines = pytest.mark.parametrize("simulate", ENGINES.values(), ids=ENGINES.keys())
-plain_engine = pytest.mark.parametrize("simulate", PLAIN.values(), ids=PLAIN.keys())
+
 MS = 1_000_000
 COST = fixed(any_prefill_ns=10e6, any_decode_ns=4e6)
 HITS = ("cached_tokens", *(f"cached_tier{t}_tokens" for t in range(4)))
@@ -72,7 +72,7 @@ def hits(simulate: Simulate, work: Any, plan: Plan) -> np.ndarray[Any, Any]:
     return rows[:, [REQUEST.index(c) for c in HITS]]
 
 
-@plain_engine
+@engines
 def test_a_tier_without_end_gives_what_a_cache_without_end_gives(simulate: Simulate) -> None:
     work = mooncake()
     expected = once_seen(work)
@@ -104,7 +104,7 @@ def test_hit_rates_of_the_mooncake_trace(simulate: Simulate, blocks: int | None,
     assert found.sum() / (512 * sum(map(len, ids))) == pytest.approx(published, abs=0.0005)
 
 
-@plain_engine
+@engines
 def test_own_tiers_of_two_engines_give_less_than_a_shared_one(simulate: Simulate) -> None:
     work = mooncake()
     two = Plan((engine("a"), engine("b")), (COST,), ways=(Way(),), routing=Routing("random"), kv_token_bytes=1)
@@ -131,7 +131,7 @@ def test_routing_that_keeps_like_with_like_loses_no_hit(simulate: Simulate, kind
     assert hits(simulate, work, replace(plan, routing=Routing("random")))[:, 0].sum() < 0.7 * sum(expected)
 
 
-@plain_engine
+@engines
 def test_reuse_or_recompute_turns_where_the_link_is_as_fast_as_the_prompt(simulate: Simulate) -> None:
     # A prompt token costs 1000 ns and has 1000 bytes: loading pays above 1 GB/s (Mooncake's equation 2 in these numbers).
     cost = StepCost({"prefill_tokens": 1_000_000}, "fixed")
@@ -149,7 +149,7 @@ def test_reuse_or_recompute_turns_where_the_link_is_as_fast_as_the_prompt(simula
         assert hits(simulate, work, replace(plan, reuse="always")).sum(axis=0)[1] == 5 * 512
 
 
-@plain_engine
+@engines
 def test_a_split_that_keeps_all_prompts_local_is_no_split(simulate: Simulate) -> None:
     asked = [{"arrival_ns": i * 7 * MS, "prompt": 50 + i % 30, "output": 1 + i % 9} for i in range(60)]
     work = work_of(asked, 16)
@@ -166,7 +166,7 @@ def test_a_split_that_keeps_all_prompts_local_is_no_split(simulate: Simulate) ->
     assert sent.tolist() == [q["prompt"] if q["output"] > 1 else -1 for q in asked]
 
 
-@plain_engine
+@engines
 def test_speculation_is_off_in_larger_batches(simulate: Simulate) -> None:
     from hoptrace.replay.plan import Speculation
 

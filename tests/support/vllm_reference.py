@@ -22,8 +22,6 @@ Simulate = Callable[..., Outcome]
 
 ENGINES: dict[str, Simulate] = {"plain": plain.simulate, "compiled": compiled.simulate}
 """Both engines: what one meets the other has to meet."""
-PLAIN: dict[str, Simulate] = {"plain": plain.simulate}
-"""The one that has it all already."""
 
 
 def names(folder: str) -> list[str]:
