@@ -29,7 +29,8 @@ class Roofline:
         platform: name of the platform.
         ranks: devices that share each step's work (tensor-parallel ranks).
         flops_per_s, memory_bytes_per_s: of all of them together.
-        token_flop: arithmetic of one token, attention apart. ``pair_flop``: of one pair of positions in attention.
+        token_flop: arithmetic of one token, attention apart. ``pair_flop``: of one pair of positions in a prompt's attention;
+            ``decode_pair_flop``: in a decoder's (latent attention: another number).
         weight_bytes: read once a pass. ``pass_tokens``: tokens of one pass, or null where every step is one.
         kv_token_bytes: KV of one token, over all ranks. ``window_tokens``: of sliding attention, or null.
         notes: what a reader has to know.
@@ -49,6 +50,7 @@ class Roofline:
     window_tokens: int | None
     notes: tuple[str, ...] = ()
     head_flop: float = 0.0
+    decode_pair_flop: float | None = None
 
     def sides(self) -> tuple[pl.Expr, pl.Expr]:
         """Expressions over `steps`: arithmetic time and memory time of a step, Float64 ns; null where its composition is.
@@ -66,9 +68,10 @@ class Roofline:
         if self.window_tokens is not None:
             own = pl.min_horizontal(own, float(self.window_tokens))
         pairs = prompt * (prompt_context / prompts + own / 2)
-        pairs = pairs + decode_context * decoded / pl.max_horizontal(decoders, pl.lit(1.0))
+        decode_pair = self.pair_flop if self.decode_pair_flop is None else self.decode_pair_flop
+        attended = pairs * self.pair_flop + decode_context * decoded / pl.max_horizontal(decoders, pl.lit(1.0)) * decode_pair
         multiplied = tokens * self.token_flop - prompt * self.head_flop
-        arithmetic = (multiplied + pairs * self.pair_flop) * (1e9 / self.flops_per_s)
+        arithmetic = (multiplied + attended) * (1e9 / self.flops_per_s)
         passes = pl.when(tokens > 0).then(1.0).otherwise(0.0)
         if self.pass_tokens is not None:
             passes = (tokens / self.pass_tokens).ceil()
@@ -181,6 +184,13 @@ def roofline_of(server: Server, platform: Mapping[str, Any]) -> Roofline:
     if server.parameters and active < server.parameters and isinstance(server.config.get("experts"), int):
         weights = weights * active // server.parameters
         notes.append(f"{server.name}: of the experts' weights, those that one token passes are taken; a larger batch reads more.")
+    if server.parameters and server.weight_bytes < 1.9 * server.parameters:
+        notes.append(
+            f"{server.name}: weights of fewer than 16 bits, priced at the platform's rate for 16: where the device multiplies "
+            "them as they are (FP8, FP4) its arithmetic takes half the time or less."
+        )
+    # Hybrids with Mamba or linear attention: only the layers that keep KV attend.
+    pair = 4.0 * g.layers * server.heads * server.head_size
     return Roofline(
         server=server.name,
         platform=str(platform.get("name") or "unnamed"),
@@ -188,14 +198,20 @@ def roofline_of(server: Server, platform: Mapping[str, Any]) -> Roofline:
         flops_per_s=float(platform["flops_per_s"]) * ranks,
         memory_bytes_per_s=float(platform["memory_bytes_per_s"]) * ranks,
         token_flop=2.0 * active,
-        pair_flop=4.0 * server.layers * server.heads * server.head_size,
+        pair_flop=_told(server, "prefill_pair_flop", pair),
         weight_bytes=weights,
         pass_tokens=ubatch if isinstance(ubatch, int) and ubatch > 0 else None,
         kv_token_bytes=g.bytes_per_token,
         window_tokens=window if isinstance(window, int) and window > 0 else None,
         notes=tuple(notes),
         head_flop=_head_flop(server, active),
+        decode_pair_flop=_told(server, "decode_pair_flop", pair),
     )
+
+
+def _told(server: Server, key: str, otherwise: float) -> float:
+    value = server.config.get(key)
+    return float(value) if type(value) is int and value > 0 else otherwise
 
 
 def _head_flop(server: Server, active: int) -> float:

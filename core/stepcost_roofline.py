@@ -49,8 +49,8 @@ def roofline(server: Server, platform: Mapping[str, Any], *, host_ns: int = 0) -
     flop_ps, byte_ps = 1e12 / r.flops_per_s, 1e12 / r.memory_bytes_per_s
     overhead_ps = (float(platform.get("step_overhead_ns") or 0) + host_ns) * 1000
     token, full = r.token_flop * flop_ps, (g.layers - g.window_layers) / g.layers
-    prompt_pair = _told(server, "prefill_pair_flop", r.pair_flop) * flop_ps
-    decode_pair = _told(server, "decode_pair_flop", r.pair_flop) * flop_ps
+    prompt_pair = r.pair_flop * flop_ps
+    decode_pair = (r.pair_flop if r.decode_pair_flop is None else r.decode_pair_flop) * flop_ps
     kv = r.kv_token_bytes * byte_ps
     weights, pieces, notes = _weights(server, r, byte_ps)
     memory = {
@@ -82,11 +82,6 @@ def roofline(server: Server, platform: Mapping[str, Any], *, host_ns: int = 0) -
             *said,
         ),
     )
-
-
-def _told(server: Server, key: str, otherwise: float) -> float:
-    value = server.config.get(key)
-    return float(value) if type(value) is int and value > 0 else otherwise
 
 
 def _count(server: Server, key: str) -> int:

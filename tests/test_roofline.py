@@ -10,6 +10,7 @@ from support.engine_steps import LLAMA70
 
 from hoptrace.errors import InputError
 from hoptrace.manifest import Manifest, Server
+from hoptrace.model_catalogue import models
 from hoptrace.platform import load_platform, platforms
 from hoptrace.roofline import active_parameters, platform_of, rank_count, roofline_of
 from hoptrace.schema import table
@@ -160,3 +161,32 @@ def test_every_platform_of_the_catalogue_has_rates_and_their_sources() -> None:
         roofline_of(SMALL, p)
         for rate in ("flops_per_s", "memory_bytes_per_s", "memory_bytes"):
             assert p["sources"][rate], name
+
+
+def test_latent_attention_has_two_prices() -> None:
+    """DeepSeek-V3, a prompt of 4,096 tokens: pairs × 2 × 61 × 128 × (128 + 64 + 128) FLOP beside 2 × active parameters; a decoder
+    pays 2 × 61 × 128 × (576 + 512) a position. The sides of a recorded step and the cost of a replay are of one mind."""
+    server = models()["deepseek-v3"].shape.server("s", "deepseek-v3")
+    machine = {"name": "m", "flops_per_s": 1e12, "memory_bytes_per_s": 1e30}
+    r = roofline_of(server, machine)
+    assert r.pair_flop == 2 * 61 * 128 * 320 and r.decode_pair_flop == 2 * 61 * 128 * 1088
+    frame = pl.DataFrame({"prefill_requests": [1, 0], "prefill_tokens": [4096, 0], "prefill_context_tokens": [0, 0],
+                          "decode_requests": [0, 2], "decode_tokens": [0, 2], "decode_context_tokens": [0, 2000],
+                          "weight_bytes": [None, None], "kv_read_bytes": [None, None]},
+                         schema_overrides={"weight_bytes": pl.Int64, "kv_read_bytes": pl.Int64})  # fmt: skip
+    arithmetic = frame.select(r.sides()[0].alias("ns"))["ns"].to_list()
+    cost = roofline(server, machine)
+    assert arithmetic[0] == pytest.approx(cost.cost_ns(prefill_requests=1, prefill_tokens=4096), rel=1e-3)
+    assert arithmetic[1] == pytest.approx(cost.cost_ns(decode_requests=2, decode_context_tokens=2000), rel=1e-3)
+    by_hand = 2 * (36_625_618_432 - 129_280 * 7168) * 4096 + 4096 * 4096 / 2 * 2 * 61 * 128 * 320
+    assert arithmetic[0] == pytest.approx(by_hand / 1e12 * 1e9, rel=1e-3)
+    assert any("fewer than 16 bits" in n for n in r.notes) and any("fewer than 16 bits" in n for n in cost.notes)
+
+
+def test_only_layers_that_keep_kv_attend() -> None:
+    """Qwen3-Next keeps KV in 12 of 48 layers."""
+    server = models()["qwen3-8b"].shape.server("s", "m")
+    hybrid = server.model_copy(update={"config": {**server.config, "kv_layers": 9}})
+    machine = {"name": "m", "flops_per_s": 1e12, "memory_bytes_per_s": 1e12}
+    assert roofline_of(hybrid, machine).pair_flop == 4 * 9 * 32 * 128 == roofline_of(server, machine).pair_flop / 4
+    assert not any("16 bits" in n for n in roofline_of(server, machine).notes)
