@@ -270,3 +270,19 @@ def test_what_vidurs_profile_lacks_is_said() -> None:
     assert other.hidden_size == 4096  # the same width and heads as Llama-3-8B: Vidur itself tells them by the feed-forward size
     with pytest.raises(UsageError, match="n_expanded_embd"):
         read_table(VIDUR, other)
+
+
+@pytest.mark.parametrize("column", ["prefill_tokens", "time_ms"])
+def test_lists_and_structs_are_no_numbers(tmp_path: Path, column: str) -> None:
+    rows = {"prefill_tokens": [128, 0], "decode_requests": [0, 1], "time_ms": [10.0, 5.0]}
+    for odd in ([[1], [2]], [{"a": 1}, {"a": 2}]):
+        file = tmp_path / "odd.parquet"
+        pl.DataFrame(rows | {column: odd}).write_parquet(file)
+        with pytest.raises(InputError, match=f"the column {column} holds"):
+            read_table(str(file), None)
+
+
+def test_two_columns_of_time_are_not_chosen_from(tmp_path: Path) -> None:
+    text = "prefill_tokens,decode_requests,time_ms,time_s\n128,0,10,0.5\n0,1,5,0.1\n"
+    with pytest.raises(InputError, match="has time_s and time_ms: which"):
+        read_table(written(tmp_path / "t.csv", text), None)

@@ -122,6 +122,19 @@ per_block_us = 0.7
     assert p.as_dict()["split"]["decode_server"]["batching"]["max_sequences"] == 7
 
 
+def test_what_goes_through_the_hosts_memory_crosses_the_hosts_own_links() -> None:
+    """From the pool to another server: each server reads the pool by its own adapter and sends by its own."""
+    plan = planned(
+        '[servers]\ncount = 2\n[[tiers]]\nkind = "cxl_pool"\ncapacity_tokens = 9\n[[tiers]]\nkind = "remote_dram"\n'
+        "capacity_tokens = 99\n",
+        platform="h100-sxm-80gb",
+    ).plan
+    paths = [plan.ways[i].path for i in plan.tiers[0].demote]
+    assert paths == [
+        (f"cxl.read@gpu-{i}", "pool", f"nic.tx@gpu-{i}", "nic.rx@remote_dram:remote_dram") for i in range(2)
+    ]  # fmt: skip
+
+
 def test_a_shared_link_is_one_for_all() -> None:
     p = planned(
         '[split]\nprefill = 2\ndecode = 2\nlink = ["nic", "switch"]\n'
@@ -254,7 +267,10 @@ def test_kv_types_scale_bytes_and_room() -> None:
     untold = planned('[kv]\ndtype = "fp8"', server=Server(name="s", kv_capacity_tokens=100))
     assert untold.plan.engines[0].capacity_tokens == 100 and any("fp8 changes nothing" in n for n in untold.notes)
     assert planned("[kv]\nbytes_per_token = 77").plan.kv_token_bytes == 77
-    assert planned("[batching]\nwatermark = 0.01").plan.engines[0].watermark_tokens == 1000
+    # Whole blocks: 0.01 of 6,250 blocks of 16 tokens are 62.
+    assert planned("[batching]\nwatermark = 0.01").plan.engines[0].watermark_tokens == 62 * 16
+    small = planned("[batching]\nwatermark = 0.01\n[kv]\ncapacity_tokens = 4608")
+    assert small.plan.engines[0].watermark_tokens == 2 * 16  # vLLM: int(0.01 × 288) blocks
 
 
 def test_kv_that_has_to_move_and_is_of_unknown_size_is_refused() -> None:

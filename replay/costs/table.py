@@ -76,8 +76,10 @@ def _read(path: Path) -> pl.DataFrame:
     try:
         if path.stat().st_size > _LIMIT_BYTES:
             raise InputError(f"{path} is larger than 1 GiB: no table of step times.")
-        if path.suffix == ".parquet":
-            return pl.read_parquet(path)
-        return pl.read_csv(path, infer_schema_length=None)
+        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as e:
         raise InputError(f"{path} can't be read as a table: {str(e).splitlines()[0]}.") from None
+    for column, kind in frame.schema.items():
+        if kind.is_nested() or kind in (pl.Binary, pl.Object):
+            raise InputError(f"{path}: the column {column} holds {kind}; a table of step times holds numbers and text.")
+    return frame

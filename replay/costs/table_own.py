@@ -29,7 +29,10 @@ def own(name: str, frame: pl.DataFrame, rows: Mapping[str, str]) -> StepCost:
     frame = frame.with_columns(pl.lit(0).alias(c) for c in _COUNTS if c not in frame.columns)
     frame = frame.with_columns(pl.col(c).fill_null(0) for c in _COUNTS)
     frame = numbers(name, frame, _COUNTS)
-    unit = next(t for t in _TIMES if t in frame.columns)
+    units = [t for t in _TIMES if t in frame.columns]
+    if len(units) > 1:
+        raise InputError(f"{name} has {' and '.join(units)}: which is the time of a step?", hint="Leave one.")
+    unit = units[0]
     frame = with_ps(name, frame, unit, _TIMES[unit]).with_columns(
         (pl.col("decode_context_tokens") // pl.max_horizontal(pl.col("decode_requests"), 1)).alias("decode_context")
     )

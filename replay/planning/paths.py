@@ -98,19 +98,24 @@ def joins(name: str | None, src: str, dst: str) -> bool:
     return name is not None and (src, dst) in mechanism(name).ends
 
 
-def platform_way(ways: Ways, costs: Sequence[PathCost], src: str, dst: str, owners: tuple[str, str]) -> int:
+def platform_way(
+    ways: Ways, costs: Sequence[PathCost], src: str, dst: str, owners: tuple[str, str], via: str | None = None
+) -> int:
     """The way of one path, or of several that follow each other: fixed times add up, the bytes cross all links.
 
     Args:
         src, dst: nodes, for the moves. owners: whose the links at the source's and at the destination's end are.
+        via: whose the memory is that lies between two paths; null where there is one path only.
     """
+    assert len(costs) == 1 or via is not None
     at: list[int] = []
     path: list[str] = []
-    for cost in costs:
+    for i, cost in enumerate(costs):
+        ends = (owners[0] if i == 0 else via or "", owners[1] if i == len(costs) - 1 else via or "")
         ways.sources.update(dict.fromkeys(cost.sources))
         ways.notes += [n for n in cost.notes if n not in ways.notes]
         for link in cost.links:
-            name = _owned(link, owners)
+            name = _owned(link, ends)
             if name in path:
                 continue
             path.append(name)

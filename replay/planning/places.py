@@ -79,7 +79,7 @@ def _between(policy: Policy, places: Places, sender: int, receiver: int) -> int:
     if here.platform != there.platform or here.ranks != there.ranks:
         costs = (_of_two(costs[0], _read_or_write(policy, there, here)[0]),)
         places.ways.notes.append("Both ends of a transfer have their own links; its fixed times are those of the slower one.")
-    return platform_way(places.ways, costs, src, dst, (a, b))
+    return platform_way(places.ways, costs, src, dst, (a, b), a)
 
 
 def _read_or_write(policy: Policy, at: Machine, far: Machine) -> tuple[PathCost, ...]:
@@ -167,7 +167,7 @@ def _tier_way(places: Places, tier: Tier, engine: int, direction: Literal["out",
         asked = None
     far = _owner(tier, e)
     owners = (e.name, far) if direction == "out" else (far, e.name)
-    return platform_way(places.ways, join(machine, ends[0], ends[1], asked), src, dst, owners)
+    return platform_way(places.ways, join(machine, ends[0], ends[1], asked), src, dst, owners, e.name)
 
 
 def _demotion(places: Places, tier: Tier, below: Tier, engine: int) -> int:
@@ -178,7 +178,7 @@ def _demotion(places: Places, tier: Tier, below: Tier, engine: int) -> int:
         return found
     machine = _machine(places, below, engine)
     owners = (_owner(tier, e), _owner(below, e))
-    return platform_way(places.ways, join(machine, tier.kind, below.kind, None), src, dst, owners)
+    return platform_way(places.ways, join(machine, tier.kind, below.kind, None), src, dst, owners, e.name)
 
 
 def _described(places: Places, tier: Tier, leg: Leg, src: str, dst: str) -> int | None:

@@ -171,15 +171,17 @@ def resolve_server(policy: Policy, server: Server | None) -> Resolved:
     )
     capacity = limits[2]
     watermark = own.config.get("watermark_tokens") or 0 if b.watermark is None else 0
+    block = kv.block_size_tokens or own.block_size_tokens or 1
     if b.watermark and capacity is not None:
-        watermark = int(b.watermark * capacity)
+        # Whole blocks, as vLLM has it: int(watermark * num_blocks), v1/core/kv_cache_manager.py.
+        watermark = int(b.watermark * (capacity // block)) * block
     result = Resolved(
         max_sequences=limits[0],
         max_batched_tokens=limits[1],
         mode=mode,
         chunked_prefill=chunked if chunked is not None else mode == "mixed",
         capacity_tokens=capacity,
-        block_size_tokens=kv.block_size_tokens or own.block_size_tokens or 1,
+        block_size_tokens=block,
         context_tokens=limits[3],
         cache=kind if enabled else None,
         cache_capacity_tokens=entries if isinstance(entries, int) else None,
