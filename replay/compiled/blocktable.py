@@ -16,8 +16,8 @@ from hoptrace.compiling import cached_njit
 from hoptrace.replay.jit import lean
 
 __all__ = [
-    "BITS", "BLOCK", "BLOCKS", "COLUMNS", "EVICTED", "FORGOTTEN", "HOLDERS", "INDEX", "INDEXED", "KEY", "LEVELS", "LIVE", "LOGS", "MARK",
-    "NEXT", "PREV", "RUNS", "SHIFT", "SIZE", "WORD", "delete", "empty", "insert", "lookup", "new", "room",
+    "BITS", "BLOCK", "BLOCKS", "COLUMNS", "EVICTED", "FORGOTTEN", "HOLDERS", "INDEX", "INDEXED", "KEY", "LEVELS", "LIVE", "LOGS",
+    "MARK", "NEXT", "PREV", "RUNS", "SHIFT", "SIZE", "WORD", "delete", "empty", "insert", "lookup", "new", "room",
 ]  # fmt: skip
 
 KEY, PREV, NEXT, HOLDERS, SIZE, MARK = 0, 1, 2, 3, 4, 5

@@ -137,15 +137,15 @@ def worth_it(w: World, e: int, r: int, hits: int, hit: int, found: int) -> bool:
 @lean(blocktable, columns, store)
 def is_loaded_by_another(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int, hits: int, found: int) -> bool:
     """Whether one of the blocks is being loaded to the engine."""
-    for j in range(w.ptr[r] + hits, w.ptr[r] + hits + found):
-        if find(table, entries, w.g[READING] + e, w.bid[j]) >= 0:
-            return True
-    return False
+    j, last = w.ptr[r] + hits, w.ptr[r] + hits + found
+    while j < last and find(table, entries, w.g[READING] + e, w.bid[j]) < 0:
+        j += 1
+    return j < last
 
 
 @lean(columns, kv)
 def room_for_load(w: World, e: int, tokens: int, whole: int, shared: int, evictable: int) -> bool:
-    """Whether one that has hits of ``shared`` room may take room for ``tokens`` tokens (hits included) beside what the others need."""
+    """Whether one with hits of ``shared`` room may take room for ``tokens`` tokens (hits included) beside what the others need."""
     s, eng, block = w.s, w.eng, w.eng[e, BLOCK]
     there = w.caches[e, FREE] + w.caches[e, EVICTABLE] - evictable
     if eng[e, RUNNING] > 0:

@@ -15,6 +15,7 @@ from hoptrace.replay.compiled.columns import (
     DECODE_ROLE,
     DECODING,
     DEMOTE_WAY,
+    DISTINCT,
     ENDED_FIRST,
     ENDED_LAST,
     ENDED_NEXT,
@@ -121,6 +122,8 @@ def stash(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
         return
     if w.g[BACK]:
         for k in range(n):
+            if log[k] >= w.g[DISTINCT]:
+                continue
             x = _note(entries, w.head, log[k])
             if eng[e, STASH_FIRST] < 0:
                 eng[e, STASH_FIRST] = x
@@ -249,7 +252,8 @@ def _write_back(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarra
         x = following
     eng[e, STASH_FIRST] = NONE
     for k in range(evicted):
-        tokens += _put(w, table, entries, log, i, log[k])
+        if log[k] < w.g[DISTINCT]:  # own copies have ids above, and nobody could find them there
+            tokens += _put(w, table, entries, log, i, log[k])
     if tokens > 0:
         _send(w, e, w.tier[e, WRITE_WAY], tokens, MOVE_WRITE, eng[e, STEPS], 0, now)
     _demote(w, table, entries, log, e, evicted, now)
