@@ -39,9 +39,18 @@ def test_it_is_tabulated_true_to_its_own_answers() -> None:
     for tokens, prefix in ((512, 0), (3000, 0), (1000, 4096)):
         ours = got.cost.cost_ns(prefill_tokens=tokens, prefill_context_tokens=prefix) / 1e6
         assert ours == pytest.approx(handle.predict_prefill_latency(1, prefix + tokens, prefix), rel=0.05)
+    for batch, tokens in ((8, 1024), (16, 1024), (64, 256)):  # prompts attend each to itself
+        ours = got.cost.cost_ns(prefill_requests=batch, prefill_tokens=batch * tokens) / 1e6
+        assert ours == pytest.approx(handle.predict_prefill_latency(batch, tokens, 0), rel=0.03)
     ours = got.cost.cost_ns(prefill_tokens=512, decode_requests=32, decode_context_tokens=32_000) / 1e6
     parts = handle.mixed_step_breakdown(512, 0, 512, 2)[2], handle.mixed_step_breakdown(1, 32, 1000, 2)[3]
     assert ours == pytest.approx(handle.mixed_step_breakdown(544, 0, 544, 2)[1] + sum(parts), rel=0.05)
+    # A chunk attends to what was computed before it, with decoders beside it too: what a prompt step of it takes, and theirs.
+    ours = got.cost.cost_ns(
+        prefill_tokens=1024, prefill_context_tokens=16_384, decode_requests=8, decode_context_tokens=8000
+    )  # fmt: skip
+    beside = handle.mixed_step_breakdown(1, 8, 1000, 2)[3]
+    assert ours / 1e6 == pytest.approx(handle.predict_prefill_latency(1, 17_408, 16_384) + beside, rel=0.05)
     assert StepCost.from_dict(got.cost.to_dict()) == got.cost
 
 
