@@ -82,9 +82,10 @@ def choose(
         InputError: the trace does not tell enough.
     """
     server = server or Server(name="engine")
-    platform = None if platform == FROM_TRACE else platform
+    from_trace = platform == FROM_TRACE
+    platform = None if from_trace else platform
     kind, _, rest = (text or _default(steps, model)).partition(":")
-    asked = _Asked(server, steps, platform, model, recorded_on, manifest, fitting)
+    asked = _Asked(server, steps, platform, model, recorded_on, manifest, fitting, from_trace)
     if kind == "fitted" and rest in ("", "mean"):
         return _fitted(asked, rest == "mean")
     if kind == "roofline" and not rest:
@@ -125,6 +126,7 @@ class _Asked:
     recorded_on: str | None
     manifest: Manifest | None
     fitting: bool
+    from_trace: bool = False
 
     @property
     def asynchronous(self) -> bool:
@@ -247,6 +249,11 @@ def _platform_name(asked: _Asked) -> tuple[str, tuple[str, ...]]:
         return asked.platform, ()
     if asked.recorded_on is not None:
         return asked.recorded_on, ()
+    if asked.from_trace:
+        raise InputError(
+            f"--platform {FROM_TRACE}: the trace does not say what machine it was recorded on.",
+            hint=f"Name it: --platform {' | '.join(platforms())} | FILE.toml.",
+        )
     said = f"No platform was named and the trace tells none: one {ASSUMED_PLATFORM} is assumed (--platform NAME)."
     return ASSUMED_PLATFORM, (said,)
 

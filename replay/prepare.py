@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hoptrace.manifest import Server
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.arrivals import Arrivals, arrange, parse_arrivals
-from hoptrace.replay.cost import Chosen, choose
+from hoptrace.replay.cost import FROM_TRACE, Chosen, choose
 from hoptrace.replay.overheads import overheads
 from hoptrace.replay.parent import Parent, observed, one_rank, parent_of
 from hoptrace.replay.planning import CostOf, Planned, RoomOf, plan_of
@@ -96,7 +96,8 @@ def prepare(
     asked = on_top(ran.policy, policy)
     server = ran.server
     # Of a replay: what its transfers go by. Its step cost is that of its own steps.
-    paths_of = platform or ran.platform
+    named = None if platform == FROM_TRACE else platform
+    paths_of = named or ran.platform
     say("reading the workload")
     work = workload(trace)
     asked_work, how_asked = arrange(work, trace, arrivals, fast)
@@ -155,6 +156,10 @@ def prepare(
     planned = plan(
         asked, asked_work, costs, room=rooms[1], clients=clients if kind == "closed" else None, horizon_ns=horizon
     )  # fmt: skip
+    told = server.kv_capacity_tokens or server.block_count
+    if named is not None and told and rooms[1] is None and asked.kv.capacity_tokens is None:
+        note = f"KV space is the trace's server's, not that of {named}: set kv.capacity_tokens if it differs."
+        planned = replace(planned, notes=(*planned.notes, note))
     return Prepared(
         parent_of(trace), policy, seen, observed(trace), work, own_work, how_own, own, asked_work, how_asked, planned, how,
         until_ns,

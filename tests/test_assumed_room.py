@@ -18,10 +18,10 @@ H100, A100 = 85_899_345_920, 85_899_345_920
 QWEN_32B = (65_524_246_528, 262_144)  # bytes of weights, of a token's KV
 
 
-def planned(policy: str, **more: Any) -> Planned:
+def planned(policy: str, trace: Path = LOG, **more: Any) -> Planned:
     asked = {"cost": None, "platform": "h100-sxm-80gb", "model": "llama-3.1-8b", "recorded_on": None} | more
     found = prepare(
-        open_trace(LOG), parse_policy(policy), seed=0, rate=1, arrivals=None, until="1s", say=lambda _: None, **asked
+        open_trace(trace), parse_policy(policy), seed=0, rate=1, arrivals=None, until="1s", say=lambda _: None, **asked
     )  # fmt: skip
     return found.planned
 
@@ -61,3 +61,21 @@ def test_weights_that_leave_no_room_are_refused_unless_the_space_is_given() -> N
 def test_ranks_share_the_heads_out_evenly() -> None:
     with pytest.raises(InputError, match=r"tensor_parallel = 3: the model's 32 attention heads.*1, 2, 4, 8, 16, 32\."):
         planned("[servers]\ntensor_parallel = 3\n")
+
+
+def test_the_machine_of_a_trace_that_tells_none_is_not_assumed_where_it_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"--platform from-trace: the trace does not say what machine"):
+        planned("", platform="from-trace")
+    with pytest.raises(InputError, match=r"\[split\] names no link, and no platform is given"):
+        planned("[split]\nprefill = 1\ndecode = 1\n", platform="from-trace", cost="fixed:5,5")
+
+
+def test_kv_space_of_another_machine_is_said_to_be_the_traces() -> None:
+    trace = Path(__file__).parent / "data" / "vllm_traces" / "steady.trace"
+    found = planned("", trace=trace, model=None, cost="roofline", platform="b200-sxm")
+    assert found.plan.engines[0].capacity_tokens == 87_328
+    assert "KV space is the trace's server's, not that of b200-sxm: set kv.capacity_tokens if it differs." in found.notes
+    found = planned('[servers]\nplatform = "b200-sxm"', trace=trace, model=None, cost="roofline", platform=None)
+    assert any("KV space of 87,328 tokens is the trace's server's, not that of b200-sxm" in n for n in found.notes)
+    given = planned("[kv]\ncapacity_tokens = 6400", trace=trace, model=None, cost="roofline", platform="b200-sxm")
+    assert not any("KV space" in n for n in given.notes)

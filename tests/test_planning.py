@@ -122,6 +122,12 @@ per_block_us = 0.7
     assert p.as_dict()["split"]["decode_server"]["batching"]["max_sequences"] == 7
 
 
+def test_a_tier_of_less_than_a_block_is_said_to_keep_nothing() -> None:
+    text = '[[tiers]]\nkind = "dram"\ncapacity_tokens = {}\nlink = "x"\n[links.x]\ngbytes_per_s = 1'
+    assert "Tier dram holds 15 tokens, less than one KV block: nothing is kept in it." in planned(text.format(15)).notes
+    assert not any("KV block" in n for n in planned(text.format(16)).notes)
+
+
 def test_what_goes_through_the_hosts_memory_crosses_the_hosts_own_links() -> None:
     """From the pool to another server: each server reads the pool by its own adapter and sends by its own."""
     plan = planned(

@@ -299,6 +299,11 @@ def _kind(
             f"KV space of {resolved.capacity_tokens:,} tokens is the trace's server's; with {ranks} tensor-parallel ranks it may "
             "differ: set kv.capacity_tokens."
         )
+    elif room is None and other_platform and merged.kv.capacity_tokens is None and resolved.capacity_tokens:
+        notes.append(
+            f"KV space of {resolved.capacity_tokens:,} tokens is the trace's server's, not that of {asked}: "
+            "set kv.capacity_tokens if it differs."
+        )
     if cost not in priced:
         priced.append(cost)
     return _Kind(role, names, server, asked or platform, resolved, priced.index(cost))

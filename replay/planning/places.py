@@ -119,6 +119,12 @@ def tiers_of(policy: Policy, places: Places) -> tuple[TierSpec, ...]:
             "[[tiers]] keep blocks, and the trace's server keeps prompts in slots.", hint='Set prefix_cache.kind = "pool".'
         )
     n = len(places.engines)
+    block = min(e.block_size_tokens for e in places.engines)
+    for t in policy.tiers:
+        if (held := _tokens(t, places)) is not None and held < block:
+            places.ways.notes.append(
+                f"Tier {t.name or t.kind} holds {held:,} tokens, less than one KV block: nothing is kept in it."
+            )
     first = tuple(_tier_way(places, policy.tiers[0], i, "out") for i in range(n))
     demote = [tuple(_demotion(places, a, b, i) for i in range(n)) for a, b in pairwise(policy.tiers)]
     return tuple(
