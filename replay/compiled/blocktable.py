@@ -51,7 +51,7 @@ def _tag(key: int) -> int:
     x = np.uint64(key >> 3)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0x3F58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(29))) * np.uint64(0x14D049BB133111EB)
-    return (np.int64((x >> np.uint64(35)) & np.uint64(0xFFFFFFF)) << 3) | (key & 7)
+    return int((np.int64((x >> np.uint64(35)) & np.uint64(0xFFFFFFF)) << 3) | (key & 7))
 
 
 @cached_njit

@@ -145,7 +145,7 @@ def is_loaded_by_another(w: World, table: np.ndarray, entries: np.ndarray, e: in
 
 @lean(columns, kv)
 def room_for_load(w: World, e: int, tokens: int, whole: int, shared: int, evictable: int) -> bool:
-    """Whether one with hits of ``shared`` room may take room for ``tokens`` tokens (hits included) beside what the others need."""
+    """Whether one with hits of ``shared`` room may take room for ``tokens`` (hits included) beside what the others need."""
     s, eng, block = w.s, w.eng, w.eng[e, BLOCK]
     there = w.caches[e, FREE] + w.caches[e, EVICTABLE] - evictable
     if eng[e, RUNNING] > 0:

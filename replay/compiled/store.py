@@ -70,10 +70,10 @@ from hoptrace.replay.compiled.blocktable import (
 from hoptrace.replay.jit import compiled, lean
 
 __all__ = [
-    "BLOCK", "BLOCKS", "EVICTABLE", "EVICTED", "FREE", "FRESH", "HOLDERS", "KEY", "LEVELS", "LIVE", "MARK", "NEXT", "OLDEST",
-    "PREV", "RESIDENT", "SIZE", "UNIT", "YOUNGEST", "enter", "evict", "find", "give", "hold", "keep", "kept", "leading",
-    "mark_fresh", "open_cache", "pin", "put", "reclaim", "release", "renew", "room", "store", "take", "touch", "unmark",
-    "unpin", "withdraw",
+    "BLOCK", "BLOCKS", "EVICTABLE", "EVICTED", "FREE", "FRESH", "HOLDERS", "KEY", "LEVELS", "LIVE", "LOGS", "MARK", "NEXT",
+    "OLDEST", "PREV", "RESIDENT", "SIZE", "UNIT", "YOUNGEST", "enter", "evict", "find", "give", "hold", "keep", "kept",
+    "leading", "mark_fresh", "open_cache", "pin", "put", "reclaim", "release", "renew", "room", "store", "take", "touch",
+    "unmark", "unpin", "withdraw",
 ]  # fmt: skip
 
 FREE, EVICTABLE, RESIDENT, OLDEST, YOUNGEST, UNIT, FRESH, _FRESH_LAST = 0, 1, 2, 3, 4, 5, 6, 7
