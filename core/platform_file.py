@@ -162,8 +162,8 @@ def _in_units(value: float, where: str, key: str, kind: str) -> None:
 
 def _below_peak(link: Mapping[str, Any], where: str, name: str) -> None:
     """InputError where a link carries more than its peak (both directions: twice that; a pool is not one link)."""
-    peak = link.get("bytes_per_s")
-    for key in LINKS[name] if peak is not None else ():
+    peak = float(link.get("bytes_per_s", float("inf")))
+    for key in LINKS[name]:
         most = 2 * peak if key == "both_bytes_per_s" else peak
         if key != "pool_bytes_per_s" and link.get(key, 0) > most:
             raise InputError(
