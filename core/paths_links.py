@@ -64,7 +64,7 @@ def links_of(system: System, m: Mechanism, src: str, dst: str, ranks: int, nics:
         return tuple(_side(system, "c2c", "d2h" if src == "hbm" else "h2d", ranks))
     found: list[PathLink] = []
     if "hbm" in ends or "window" in ends:
-        found += _side(system, "pcie", "d2h" if src == "hbm" else "h2d", ranks)
+        found += _side(system, "pcie", "d2h" if src == "hbm" else "h2d", ranks, kernel=m.name == "kernel_copy")
     if "cxl_expander" in ends or "cxl_pool" in ends:
         found += _cxl(system, src, dst)
     if "nvme" in ends:
@@ -83,13 +83,14 @@ def _pair(out: str, into: str) -> tuple[tuple[str, End], tuple[str, End]]:
     return (out, "src"), (into, "dst")
 
 
-def _side(system: System, link: str, direction: str, ranks: int) -> list[PathLink]:
+def _side(system: System, link: str, direction: str, ranks: int, *, kernel: bool = False) -> list[PathLink]:
     """A device's link to its host, in the direction of the data, and what it carries in both directions at once if that is less
-    than twice as much."""
+    than twice as much; ``kernel``: by a copy kernel, not by DMA engines."""
     end: End = "src" if direction == "d2h" else "dst"
     found = [_link(system, link, f"{link}.{direction}", end, ranks)]
     if system.has_rate(link, "both_bytes_per_s"):
-        found.append(_link(system, link, f"{link}.both", end, ranks, keys=("both_bytes_per_s",)))
+        keys = (*(("both_kernel_bytes_per_s",) if kernel else ()), "both_bytes_per_s")
+        found.append(_link(system, link, f"{link}.both", end, ranks, keys=keys))
     return found
 
 

@@ -69,14 +69,15 @@ CONSTANTS: MappingProxyType[str, str] = MappingProxyType({
 """The constants of the access paths: name (with its unit) and meaning."""
 
 LINKS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType({
-    "pcie": ("bytes_per_s", "attained_bytes_per_s", "both_bytes_per_s", "peer_bytes_per_s"),
+    "pcie": ("bytes_per_s", "attained_bytes_per_s", "both_bytes_per_s", "both_kernel_bytes_per_s", "peer_bytes_per_s"),
     "peer": ("bytes_per_s", "attained_bytes_per_s", "peer_bytes_per_s"),
     "c2c": ("bytes_per_s", "attained_bytes_per_s"),
     "nic": ("bytes_per_s", "attained_bytes_per_s", "together_bytes_per_s"),
     "cxl": ("bytes_per_s", "read_bytes_per_s", "write_bytes_per_s", "gpu_bytes_per_s", "pool_bytes_per_s"),
     "nvme": ("bytes_per_s", "read_bytes_per_s", "write_bytes_per_s"),
 })  # fmt: skip
-"""The links of a platform and the rates that each may have, of one direction (``both_``: of both at once)."""
+"""The links of a platform and the rates that each may have, of one direction (``both_``: of both at once, by DMA engines;
+``both_kernel_``: by a copy kernel)."""
 
 COMPANIONS = ("host", "nic", "expander", "pool")
 _NUMBERS = ("flops_per_s", "memory_bytes_per_s", "memory_bytes", "step_overhead_ns")
@@ -164,7 +165,7 @@ def _below_peak(link: Mapping[str, Any], where: str, name: str) -> None:
     """InputError where a link carries more than its peak (both directions: twice that; a pool is not one link)."""
     peak = float(link.get("bytes_per_s", float("inf")))
     for key in LINKS[name]:
-        most = 2 * peak if key == "both_bytes_per_s" else peak
+        most = 2 * peak if key.startswith("both_") else peak
         if key != "pool_bytes_per_s" and link.get(key, 0) > most:
             raise InputError(
                 f"{where}: links.{name}.{key} = {link[key]:g} is above the peak that bytes_per_s = {peak:g} sets.",

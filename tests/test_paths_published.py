@@ -194,6 +194,14 @@ def test_p18_direction() -> None:
     assert ns("kernel_copy", 64) == ns("kernel_copy", 1) < ns("copy_engine", 1)
 
 
+def test_both_directions_at_once() -> None:
+    """vLLM blog 2026-01-08, H100, blocks of 2 MB: 83.4 GB/s together by the DMA engines, 68.5 by a copy kernel."""
+    h100 = system_of("h100-sxm-80gb")
+    for name, rate in (("copy_engine", 83.4e9), ("kernel_copy", 68.5e9)):
+        links = way_of(h100, name, "hbm", "dram", block_bytes=2 << 20).links
+        assert [(k.name, k.bytes_per_s) for k in links] == [("pcie.d2h", 55e9), ("pcie.both", rate)]
+
+
 def test_links_by_their_lanes() -> None:
     """One direction: NVLink lanes of 25 GB/s (3, 4) and 50 (5); PCIe 16 and 32 GT/s x 16 x 128/130; InfiniBand bits by 8."""
     known = catalogue()
