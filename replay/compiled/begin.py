@@ -209,7 +209,7 @@ def _running(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, 
         eng[e, BLOCKED] = KV
         return False
     if mode == STATIC and eng[e, RUNNING] > 0:
-        if eng[e, QUEUED_N] + eng[e, QUEUED_DECODE] > 0:
+        if candidate(w, e) >= 0:
             eng[e, BLOCKED] = SLOTS
         return False
     return True
@@ -271,7 +271,7 @@ def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
     if w.g[TIERS_N] > 0:
         end_pass(w, table, entries, log, e, now, eng[e, P_N] + eng[e, D_N] > 0)
     if eng[e, P_N] + eng[e, D_N] == 0:
-        eng[e, WHEN] = 2 * columns.NEVER
+        eng[e, WHEN] = 4 * columns.NEVER
         return True
     if w.g[LAYERS] > 1 and eng[e, ROLE] == PREFILL:
         begin_streams(w, e, now)
@@ -281,7 +281,7 @@ def begin(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, e: 
     if eng[e, PROPOSES] > 0 and eng[e, D_N] > 0:
         lasts += w.g[SPEC_DRAFT]
     end = now + lasts
-    eng[e, BUSY], eng[e, WHEN] = 1, 2 * end
+    eng[e, BUSY], eng[e, WHEN] = 1, 4 * end
     alike = eng[e, P_N] == 0 and eng[e, SEPARATE] == 0 and eng[e, UNFINISHED] < 0 and eng[e, DECODE_PHASE] == DECODE
     alike = alike and eng[e, OFFER_FIRST] < 0 and eng[e, TAIL_FIRST] < 0
     eng[e, CALM] = 1 if alike else 0

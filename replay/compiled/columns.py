@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 NONE = -1
-NEVER = 1 << 61
+NEVER = 1 << 60
 """Later than any time: doubled, it still fits."""
 
 # --- s: a request while it is under way
@@ -38,9 +38,9 @@ S_COLUMNS = 47
 WAITING, PROMPTED, DECODING, AGGREGATED, PADDED, DRIVEN_OUT, LOADING, ARRIVED, ENDED = range(9)
 
 # --- FLAGS
-HANDED, JOINED, HOLDS, STREAMED, STARTED = 1, 2, 4, 8, 16
+HANDED, JOINED, HOLDS, STREAMED, STARTED, NEVER_FITS = 1, 2, 4, 8, 16, 32
 # HANDED: its prefill engine has done its part; JOINED: its decode engine's queue has it; HOLDS: it has room on the prefill engine
-#     still; STREAMED: it is sent per layer; STARTED: a part has been sent.
+#     still; STREAMED: it is sent per layer; STARTED: a part has been sent. NEVER_FITS: refused when it arrives.
 
 # --- eng: an engine
 (
@@ -55,7 +55,7 @@ HANDED, JOINED, HOLDS, STREAMED, STARTED = 1, 2, 4, 8, 16
 E_COLUMNS = 82
 # RING, CALENDAR: size (a power of two) and begin of its ring of due decoders in ``cal``; COUNTS: begin of its counts of decoders
 #     by distance to a block's boundary. EXPLICIT: whether every decoder is gone through in every step.
-# WHEN: its next event, 2 × time (a step ends) or 2 × time + 1 (it tries to begin one); PLACE: in the heap of engines.
+# WHEN: its next event, 4 × time (a step ends), 4 × time + 1 (it tries to begin one), or + 2 (it tries in the next round); PLACE: in the heap of engines.
 # DECODERS … BOUNDARY: of the aggregated decoders: how many, their tokens, steps they have taken, the count that is due next.
 # QUEUED_*: who waits (queued, loading, arrived) with a prompt to compute; QUEUED_DECODE_*: driven out or handed over.
 # P_N … BLOCKED: of the step that is being made. CALM: the next step is like this one unless something happens.
@@ -80,10 +80,11 @@ BOTH, PREFILL, DECODE_ROLE = 0, 1, 2
     SPEC_OFF, LOAD_WEIGHT, AGE, FIRST_ROUTED, ENTRIES_N, DECODERS_N, ENGINES, ROUTER_QUEUE, JOIN_QUEUE, CLIENT_QUEUE, LOADS,
     HANDOVER, PUSH, LAYERS, RECOMPUTE, ARRANGE, LOCAL_BELOW, TOKEN_BYTES, TIERS_N, BREAK_EVEN, DISTINCT, ASSIGNED, ALONE,
     DECODE_UNSESSIONED, SNAPPED, DECODE_SNAPPED, DECODE_LOAD_WEIGHT, DECODE_AGE, DECODE_FIRST_ROUTED, MOVED,
-    BACK, PASSES, READING, WANTED, LOOKS, LOOKED, FLYING, NOW,
-) = range(62)  # fmt: skip
-G_COLUMNS = 62
-# FLYING: entries that those on their way may add to the store at once, at most. BACK: tiers are written at eviction; PASSES: so far; READING: the first of the engines' sets of blocks that are being loaded, in
+    BACK, PASSES, READING, WANTED, LOOKS, LOOKED, FLYING, NOW, STAGE, SWEEP,
+) = range(64)  # fmt: skip
+G_COLUMNS = 64
+# STAGE: what happens at this instant (docs/replay-engine.md, Time): 0 transfers, 1 ends of steps, 2 clients, 3 the router, 4 decode
+#     queues, 5 begins of steps; SWEEP: the last engine that tried in this round. FLYING: entries that those on their way may add to the store at once, at most. BACK: tiers are written at eviction; PASSES: so far; READING: the first of the engines' sets of blocks that are being loaded, in
 #     ``caches``.
 
 

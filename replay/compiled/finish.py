@@ -103,7 +103,7 @@ def successors(w: World, r: int, now: int) -> None:
                 at = max(at, w.work[x, ARRIVAL_NS])
             if at <= g[columns.HORIZON]:
                 w.out[x, _ARRIVAL] = at
-            heap.enqueue(w.queues, w.nodes, g[ROUTER_QUEUE], x, at + g[BEFORE_NS], x, x)
+            heap.enqueue(w.queues, w.nodes, g[ROUTER_QUEUE], x, at + g[BEFORE_NS], 0, x)
             x = w.work[x, NEXT_AFTER]
 
 
@@ -223,5 +223,5 @@ def finish(w: World, table: np.ndarray, entries: np.ndarray, e: int, now: int) -
         write_through(w, table, entries, e, step, now)
     eng[e, STEPS] = step + 1
     eng[e, BUSY], eng[e, CALM], eng[e, READY] = 0, 0, now + eng[e, GAP]
-    eng[e, WHEN] = 2 * eng[e, READY] + 1
+    eng[e, WHEN] = 4 * eng[e, READY] + 1
     g[END] = max(g[END], now)

@@ -55,6 +55,7 @@ from hoptrace.replay.compiled.columns import (
     N_RUNS,
     N_STEPS,
     NEVER,
+    NEVER_FITS,
     NEXT_CLIENT,
     NOW,
     PLACE,
@@ -66,8 +67,10 @@ from hoptrace.replay.compiled.columns import (
     ROUTER_QUEUE,
     RUNNING,
     SINCE,
+    STAGE,
     STATE,
     STEPS,
+    SWEEP,
     TIERS_N,
     UNSEEN,
     WAITING,
@@ -112,7 +115,8 @@ def _arrive(w: World, table: np.ndarray, entries: np.ndarray, r: int, now: int) 
     out, g = w.out, w.g
     arrival = now - g[BEFORE_NS]
     out[r, _ARRIVAL] = arrival
-    if out[r, _STATUS] == REFUSED:
+    if w.s[r, FLAGS] & NEVER_FITS:
+        out[r, _STATUS] = REFUSED
         g[END] = max(g[END], arrival)
         successors(w, r, arrival)
         return
@@ -181,29 +185,31 @@ def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -
         if y >= 0:
             joining = nodes[y, heap.KEY]
         moving = transfers.next_ns(w.under_way, w.thead)
-        now = min(when >> 1, router, client, joining, moving)
+        now = min(when >> 2, router, client, joining, moving)
         if now > g[HORIZON] or now >= NEVER:
             return FINISHED
-        g[NOW] = now
+        if now != g[NOW]:
+            g[NOW], g[STAGE], g[SWEEP] = now, 0, -1
+        stage = g[STAGE]
         if g[LOOKS] and now > g[LOOKED]:
             look(w, now)
             g[LOOKED] = now
-        if moving == now:
+        if moving == now and stage == 0:
             if g[N_MOVES] + w.under_way.shape[0] > w.moves.shape[0]:
                 return FULL
             if g[FLYING] > 0 and not fits(w, table, entries, log, g[FLYING]):
                 return SHORT
             _transfers_end(w, table, entries, log, now)
-            continue
-        if when == 2 * now:
+        elif when == 4 * now and stage <= 1:
+            g[STAGE] = 1
             if eng[e, CALM] != 0 and eng[e, FRESH_FIRST] < 0:
                 until = min(router, client, joining, moving, g[HORIZON] + 1)
                 if g[LOOKS]:
                     until = min(until, now + 1)
                 if engines > 1:
-                    until = min(until, eng[order[1], WHEN] >> 1)
+                    until = min(until, eng[order[1], WHEN] >> 2)
                 if engines > 2:
-                    until = min(until, eng[order[2], WHEN] >> 1)
+                    until = min(until, eng[order[2], WHEN] >> 2)
                 if stretch(w, e, until):
                     sift(order, eng, engines, 0)
                     continue
@@ -215,22 +221,26 @@ def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -
                 return CROWDED
             finish(w, table, entries, e, now)
             sift(order, eng, engines, 0)
-        elif client == now:
+        elif client == now and stage <= 3:
+            g[STAGE] = 3
             x = heap.dequeue(queues, nodes, g[CLIENT_QUEUE])
             if g[NEXT_CLIENT] < w.s.shape[0]:
                 heap.enqueue(queues, nodes, g[ROUTER_QUEUE], g[NEXT_CLIENT], now, 0, g[NEXT_CLIENT])
                 g[NEXT_CLIENT] += 1
-        elif router == now:
+        elif router == now and stage <= 3:
+            g[STAGE] = 3
             heap.dequeue(queues, nodes, g[ROUTER_QUEUE])
             _arrive(w, table, entries, r, now)
-        elif joining == now:
+        elif joining == now and stage <= 4:
+            g[STAGE] = 4
             if g[FLYING] > 0 and not fits(w, table, entries, log, 2 * g[FLYING]):
                 return SHORT
             if _crowded(w, 1):
                 return CROWDED
             heap.dequeue(queues, nodes, g[JOIN_QUEUE])
             handover.join(w, table, entries, log, y, now)
-        else:
+        elif when == 4 * now + 1:
+            g[STAGE], g[SWEEP] = 5, e
             if g[N_RUNS] + 3 * eng[e, RUNNING] + 8 > w.runs.shape[0] or g[N_STEPS] >= w.steps.shape[0]:
                 return FULL
             if eng[e, HERE] > 0 and eng[e, MIDWAY] == 0 and not fits(w, table, entries, log, eng[e, HERE]):
@@ -241,6 +251,13 @@ def advance(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray) -
             if not begin(w, table, entries, log, e, now):
                 return SHORT
             sift(order, eng, engines, eng[e, PLACE])
+        else:
+            # Another round of this instant.
+            g[STAGE], g[SWEEP] = 0, -1
+            for k in range(eng.shape[0]):
+                if eng[k, WHEN] == 4 * now + 2:
+                    eng[k, WHEN] = 4 * now + 1
+                    sift(order, eng, engines, eng[k, PLACE])
 
 
 @lean(columns, runs)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns as c
 from hoptrace.replay.compiled import heap, routers, store, transfers
-from hoptrace.replay.outcome import DECODE, MOVE, REFUSED, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED
+from hoptrace.replay.outcome import DECODE, MOVE, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED
 from hoptrace.replay.plan import EngineSpec, Plan
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost_pack import pack
@@ -92,7 +92,7 @@ def _engines(plan: Plan, work: Workload, separate: bool) -> tuple[_Ints, _Ints]:
         at += ring
         row[c.COUNTS] = at
         at += 1 if explicit else block
-        row[c.WHEN] = 2 * c.NEVER
+        row[c.WHEN] = 4 * c.NEVER
         row[[c.READY, c.DECODE_PHASE]] = -c.NEVER, DECODE
         row[[c.HEAD, c.TAIL, c.UNFINISHED, c.TAIL_FIRST, c.UNSEEN, c.FRESH_FIRST, c.FRONT]] = c.NONE
         row[[c.OFFER_FIRST, c.OFFER_LAST, c.WRITE_FIRST, c.ENDED_FIRST, c.STASH_FIRST, c.COMING, c.PASSED]] = c.NONE
@@ -158,7 +158,7 @@ def _routers(plan: Plan, eng: _Ints, g: _Ints) -> dict[str, _Ints]:
         members[k, : len(group)] = group
         room[k, : len(group)] = eng[list(group), c.CAPACITY]
         g[c.LOOKS] |= how.kind == "kv_use" and how.age_ns > 0
-    g[c.LOOKED] = -c.NEVER
+    g[[c.LOOKED, c.NOW]] = -c.NEVER, -c.NEVER
     return {
         "router": router, "load": np.zeros((2, n), dtype=np.int64), "value": np.zeros((2, n), dtype=np.int64), "capacity": room,
         "ways_of": np.array(plan.handover.ways if plan.handover else (), dtype=np.int64).reshape(-1, max(1, len(plan.decoders))),
@@ -180,9 +180,8 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
     out = np.full((n, len(REQUEST)), -1, dtype=np.int64)
     for name in ("resumed_tokens", "recomputed_tokens", "preemptions", "generated_tokens", "prefill_preemptions"):
         out[:, REQUEST.index(name)] = 0
-    status = out[:, REQUEST.index("status")]
-    status[:] = UNFINISHED
-    status[refused(work, plan)] = REFUSED
+    out[:, REQUEST.index("status")] = UNFINISHED
+    s[refused(work, plan), c.FLAGS] = c.NEVER_FITS
     after = getattr(work, "after", None)
     sessions = after is not None and bool((after >= 0).any())
     extra = np.full((n if sessions else 0, 5), -1, dtype=np.int64)

@@ -14,7 +14,7 @@ from hoptrace.replay.compiled.setup import ints, prepare
 from hoptrace.replay.compiled.store import room
 from hoptrace.replay.draws import draw
 from hoptrace.replay.jit import compiled
-from hoptrace.replay.outcome import REFUSED, REQUEST, Outcome, Sink
+from hoptrace.replay.outcome import REQUEST, Outcome, Sink
 from hoptrace.replay.plan import Plan
 from hoptrace.replay.workload import Workload
 
@@ -31,7 +31,7 @@ def _assign(w: c.World, kind: int, entry: np.ndarray) -> None:
     i, without = 0, 0
     for r in range(w.s.shape[0]):
         k = 0
-        if w.out[r, _STATUS] != REFUSED:
+        if w.s[r, c.FLAGS] & c.NEVER_FITS == 0:
             if kind == 0:
                 k = i % n
             elif kind == 1:

@@ -46,7 +46,7 @@ def stretch(w: World, e: int, until: int) -> bool:
         eng[e, DECODE_CONTEXT],
         eng[e, BOUNDARY],
         eng[e, STEPS],
-        eng[e, WHEN] >> 1,
+        eng[e, WHEN] >> 2,
     )
     ring, mask, counts, block, gap = eng[e, CALENDAR], eng[e, RING] - 1, eng[e, COUNTS], eng[e, BLOCK], eng[e, GAP]
     d, at, free, n, last = eng[e, DECODERS], eng[e, COST], caches[e, FREE], g[N_STEPS], steps.shape[0]
@@ -84,7 +84,7 @@ def stretch(w: World, e: int, until: int) -> bool:
         now = end
     if step == first:
         return False
-    eng[e, CLOCK], eng[e, DECODE_CONTEXT], eng[e, BOUNDARY], eng[e, STEPS], eng[e, WHEN] = clock, context, boundary, step, 2 * now
+    eng[e, CLOCK], eng[e, DECODE_CONTEXT], eng[e, BOUNDARY], eng[e, STEPS], eng[e, WHEN] = clock, context, boundary, step, 4 * now
     eng[e, D_CONTEXT], eng[e, OF_DECODE] = context, k
     caches[e, FREE], g[N_STEPS] = free, n
     g[END] = max(g[END], ended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hoptrace.replay.compiled import columns
-from hoptrace.replay.compiled.columns import CALM, NEVER, PLACE, READY, WHEN, World
+from hoptrace.replay.compiled.columns import CALM, NEVER, PLACE, READY, STAGE, SWEEP, WHEN, World
 from hoptrace.replay.jit import lean
 
 __all__ = ["sift", "wake"]
@@ -48,6 +48,8 @@ def wake(w: World, e: int, now: int) -> None:
     """Something changed for engine ``e``: if it sleeps it tries to begin a step, now or when it may."""
     eng = w.eng
     eng[e, CALM] = 0
-    if eng[e, WHEN] == 2 * NEVER:
-        eng[e, WHEN] = 2 * max(now, eng[e, READY]) + 1
+    if eng[e, WHEN] == 4 * NEVER:
+        at = max(now, eng[e, READY])
+        # The engines before the one that tries now have had their turn.
+        eng[e, WHEN] = 4 * at + (2 if at == now and w.g[STAGE] == 5 and e <= w.g[SWEEP] else 1)
         sift(w.order, eng, w.order.size, eng[e, PLACE])
