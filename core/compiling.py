@@ -13,17 +13,22 @@ __all__ = ["cached_njit"]
 
 
 def cached_njit(function: Callable[..., Any], *, nogil: bool = False, forceinline: bool = False, counted: bool = True) -> Any:
-    """``njit(cache=True)``; where neither the package's folder nor the user's can be written, compiled anew in each
-    run. ``forceinline``: into its callers, for functions that take many arrays (each costs seven words a call). ``counted=False``:
-    no reference counting of arrays, which costs more than all else in a small function; it must neither allocate nor return any."""
+    """``njit(cache=True)``; where neither the package's folder nor the user's can be written, compiled anew in each run.
+
+    Args:
+        forceinline: into its callers, for functions that take many arrays (each costs seven words a call).
+        counted: whether arrays' references are counted, which costs more than all else in a small function. A function without
+            must neither allocate nor return any array. numba has the option, but does not document it.
+    """
+    options: dict[str, Any] = {"nogil": nogil, "forceinline": forceinline, "_nrt": counted}
     try:
-        return njit(cache=True, nogil=nogil, forceinline=forceinline, _nrt=counted)(function)
+        return njit(cache=True, **options)(function)
     except RuntimeError as e:
         # numba has no class of its own for this, and looks for a place when it decorates, not when it compiles.
         if "no locator available" not in str(e):
             raise
         _say_once()
-        return njit(nogil=nogil, forceinline=forceinline, _nrt=counted)(function)
+        return njit(**options)(function)
 
 
 @cache

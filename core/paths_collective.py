@@ -60,7 +60,8 @@ class Collective:
             return math.ceil(self.times_ns[-1] * (nbytes / self.sizes[-1]))
         i = bisect_right(self.sizes, nbytes)
         share = math.log(nbytes / self.sizes[i - 1]) / math.log(self.sizes[i] / self.sizes[i - 1])
-        return math.ceil(self.times_ns[i - 1] * (self.times_ns[i] / self.times_ns[i - 1]) ** share)
+        between = float(self.times_ns[i - 1] * (self.times_ns[i] / self.times_ns[i - 1]) ** share)
+        return math.ceil(between)
 
 
 def collective(system: System, ranks: int) -> Collective:

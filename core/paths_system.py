@@ -107,7 +107,7 @@ class System:
 
     def has_rate(self, link: str, key: str) -> bool:
         """Whether the first part that has that link says that rate of it."""
-        first = next((t[link] for _, t in self._tables("links", ()) if link in t), {})
+        first: Mapping[str, Any] = next((t[link] for _, t in self._tables("links", ()) if link in t), {})
         return key in first
 
     def _tables(self, table: str, places: Iterable[str]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -49,7 +49,7 @@ def test_every_cost_is_named_and_every_option_is_one() -> None:
     for kind in KINDS:
         assert f"`{kind}`" in DOC
     known = {o for p in command.params for o in p.opts}
-    used = set(re.findall(r"--[a-z-]+", " ".join(re.findall(r"^\$ hoptrace replay (.*)$", DOC, re.M))))
+    used = set(re.findall(r"--[a-z-]+", " ".join(re.findall(r"^hoptrace replay (.*)$", DOC, re.M))))
     assert used and used <= known
 
 

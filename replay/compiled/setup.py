@@ -182,8 +182,8 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
         out[:, REQUEST.index(name)] = 0
     out[:, REQUEST.index("status")] = UNFINISHED
     s[refused(work, plan), c.FLAGS] = c.NEVER_FITS
-    after = getattr(work, "after", None)
-    sessions = after is not None and bool((after >= 0).any())
+    after = np.full(n, -1, dtype=np.int64) if work.after is None else work.after
+    sessions = bool((after >= 0).any())
     extra = np.full((n if sessions else 0, 5), -1, dtype=np.int64)
     if sessions:
         extra[:, c.ARRIVAL_NS] = work.arrival_ns

@@ -9,11 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from hoptrace.errors import HoptraceError
 from hoptrace.field_metrics import field_metrics
 from hoptrace.metrics import summary
 from hoptrace.reader import Trace, open_trace
-from hoptrace.replay.memory_trace import FramesTrace
 from hoptrace.replay.run import predict
 from hoptrace.replay.sweep.grid import Point
 from hoptrace.replay.workload import parse_rate
@@ -28,7 +29,7 @@ FIGURES: tuple[tuple[str, type], ...] = (
     ("output_tokens_per_s", float), ("requests_per_s", float), ("total_tokens_per_s", float),
     *((f"{m}_{s}_ns", int) for m in _LATENCIES for s in _STATISTICS),
     ("preemptions", int), ("goodput_requests_per_s", float), ("goodput_share", float), ("cached_tokens", int),
-    ("recomputed_tokens", int), ("steps", int), ("moved_bytes", int), ("transfers", int),
+    ("recomputed_tokens", int), ("steps", int), ("kv_moved_bytes", int), ("kv_transfers", int),
 )  # fmt: skip
 """Columns of a sweep's table beside the axes, with their types. `failed` counts refused requests; null is unknown."""
 
@@ -62,21 +63,18 @@ def run_point(path: str, point: Point, slo: dict[str, int] | None, tokens: bool)
         return {"status": "failed", "error": f"{type(e).__name__}: {e}"}
 
 
-def _figures(trace: FramesTrace, slo: dict[str, int] | None) -> dict[str, Any]:
+def _figures(trace: Trace, slo: dict[str, int] | None) -> dict[str, Any]:
     s, f = summary(trace), field_metrics(trace, slo=slo)
-    stages, moves = trace.frames.get("stages"), trace.frames.get("moves")
-
-    def total(frame: Any, column: str) -> int | None:
-        return None if frame is None or not frame.height or frame[column].is_null().all() else int(frame[column].sum())
-
-    steps = trace.frames.get("steps")
+    kv = pl.col("object") == "kv"
     row: dict[str, Any] = {
         "requests": s.requests, "finished": s.finished, "failed": s.failed, "unfinished": s.unfinished,
         "duration_ns": s.duration_ns, "output_tokens_per_s": s.output_tokens_per_s, "requests_per_s": s.requests_per_s,
         "total_tokens_per_s": f.total_tokens_per_s, "preemptions": f.preemption.preemptions,
-        "cached_tokens": total(stages, "cached_tokens"), "recomputed_tokens": total(stages, "recomputed_tokens"),
-        "steps": None if steps is None else steps.height,
-        "moved_bytes": total(moves, "bytes") or 0, "transfers": total(moves, "transfers") or 0,
+        "cached_tokens": _total(trace.table("stages"), "cached_tokens"),
+        "recomputed_tokens": _total(trace.table("stages"), "recomputed_tokens"),
+        "steps": trace.table("steps").select(pl.len()).collect().item(),
+        "kv_moved_bytes": _total(trace.table("moves").filter(kv), "bytes") or 0,
+        "kv_transfers": _total(trace.table("moves").filter(kv), "transfers") or 0,
     }  # fmt: skip
     for metric in _LATENCIES:
         if metric in s:
@@ -84,3 +82,9 @@ def _figures(trace: FramesTrace, slo: dict[str, int] | None) -> dict[str, Any]:
     if f.goodput is not None:
         row |= {"goodput_requests_per_s": f.goodput.per_s, "goodput_share": f.goodput.share}
     return row
+
+
+def _total(table: pl.LazyFrame, column: str) -> int | None:
+    """The sum of a column; null where no row tells it."""
+    found = table.select(pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum())).collect().item()
+    return None if found is None else int(found)
