@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 NONE = -1
-NEVER = 1 << 60
+NEVER = (1 << 61) - 1
 """Later than any time: doubled, it still fits."""
 
 # --- s: a request while it is under way
