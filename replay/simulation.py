@@ -25,35 +25,9 @@ class Simulate(Protocol):
     def __call__(self, work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome: ...
 
 
-def _plain_only(plan: Plan) -> bool:
-    """What the compiled engine does not have yet."""
-    alone = {"round_robin", "random", "session"}
-    modes = {e.mode for e in plan.engines}
-    return bool(
-        plan.handover is not None
-        or plan.tiers
-        or plan.speculation
-        or plan.routing.kind not in alone
-        or modes - {"mixed", "prefill_first"}
-    )
-
-
 def simulation(engine: str) -> Simulate:
-    """The engine of that name; where the compiled one does not know a part of a plan, the plain one runs it. UsageError if there
-    is no such engine."""
+    """The engine of that name. UsageError if there is none."""
     if engine not in ENGINES:
         raise UsageError(f"There is no engine {engine!r}.", hint=f"There are: {', '.join(ENGINES)}.")
-    plain: Simulate = import_module("hoptrace.replay.plain").simulate
-    if engine == "plain":
-        return plain
-    fast: Simulate = import_module("hoptrace.replay.compiled").simulate
-
-    def either(work: Workload, plan: Plan, sink: Sink, *, progress: Any = None, **more: Any) -> Outcome:
-        if _plain_only(plan):
-            return plain(work, plan, sink, progress=progress, **more)
-        try:
-            return fast(work, plan, sink, progress=progress, **more)
-        except NotImplementedError:  # before any row
-            return plain(work, plan, sink, progress=progress, **more)
-
-    return either
+    found: Simulate = import_module(f"hoptrace.replay.{engine}").simulate
+    return found
