@@ -41,7 +41,8 @@ def _files(modules: Iterable[ModuleType], seen: set[str]) -> set[str]:
     for m in modules:
         if m.__name__.startswith("hoptrace.") and m.__file__ and m.__file__ not in seen:
             seen.add(m.__file__)
-            named = (x if isinstance(x, ModuleType) else sys.modules.get(getattr(x, "__module__", None) or "") for x in vars(m).values())
+            values = vars(m).values()
+            named = (x if isinstance(x, ModuleType) else sys.modules.get(getattr(x, "__module__", None) or "") for x in values)
             _files([x for x in named if x is not None], seen)
     return seen
 

@@ -1,4 +1,4 @@
-"""The event kernel: against another simulator to the microsecond, against arithmetic by hand, and its invariants."""
+"""The compiled engine, one server: against another simulator to the microsecond, arithmetic by hand, and its invariants."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given, settings
-from support.workloads import MS, finishes_ms, first_tokens_ms, make, policies, policy, workloads
+from support.served import Served, finishes_ms, first_tokens_ms, serve
+from support.workloads import MS, make, policies, policy, workloads
 
-from hoptrace.replay import jit, kernel, lru
-from hoptrace.replay.engine import Served, serve
-from hoptrace.replay.policy import Resolved
-from hoptrace.replay.workload import Workload, workload
+from hoptrace.replay import jit, outcome
+from hoptrace.replay.compiled import heap, store
+from hoptrace.replay.plan import EngineSpec
+from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import fixed
 
 REFERENCE = Path(__file__).parent / "data" / "reference"
@@ -47,7 +47,7 @@ def test_one_request_by_hand() -> None:
     assert served.steps["prefill_tokens"].to_list() == [4, 4, 2, 0, 0]
     assert served.steps["prefill_context_tokens"].to_list() == [0, 4, 8, 0, 0]
     assert served.steps["decode_context_tokens"].to_list() == [0, 0, 0, 10, 11]
-    assert served.runs.rows() == [(0, 0, 1, 0, 4, 0), (0, 2, 2, 0, 2, 8), (0, 3, 4, 1, 1, 10)]
+    assert served.runs.rows() == [(0, 0, 0, 1, 0, 4, 0, 0), (0, 0, 2, 2, 0, 2, 8, 1), (0, 0, 3, 4, 1, 1, 10, 1)]
 
 
 def test_a_newcomer_joins_at_the_next_step_and_slows_the_decoder() -> None:
@@ -61,7 +61,7 @@ def test_a_newcomer_joins_at_the_next_step_and_slows_the_decoder() -> None:
 def test_one_slot_serves_one_after_another() -> None:
     served = serve(make((0, 4, 2), (1 * MS, 4, 2)), policy(max_sequences=1), COST)
     assert first_tokens_ms(served) == [50.0, 112.0]
-    assert served.steps["blocked_by"].to_list() == [0, kernel.SLOTS, 0, 0]
+    assert served.steps["blocked_by"].to_list() == [0, outcome.SLOTS, 0, 0]
     assert served.steps["waiting"].to_list() == [0, 1, 0, 0]
 
 
@@ -69,7 +69,7 @@ def test_prefill_first_holds_the_decoders_up() -> None:
     served = serve(make((0, 4, 3), (1 * MS, 4, 2)), policy(mode="prefill_first", chunked_prefill=False), COST)
     assert served.steps["end_ns"].to_list() == [50 * MS, 100 * MS, 112 * MS, 124 * MS]
     skipped = served.runs.filter(pl.col("phase") == 2)
-    assert skipped.rows() == [(0, 1, 1, 2, 0, 4)]
+    assert skipped.rows() == [(0, 0, 1, 1, 2, 0, 4, 0)]
 
 
 def test_the_gap_between_steps_counts_only_while_the_engine_is_busy() -> None:
@@ -86,7 +86,7 @@ def test_no_room_preempts_the_one_admitted_last_and_computes_it_anew() -> None:
     phases = served.runs.filter(pl.col("request") == 1).sort("first_step")
     assert phases["phase"].to_list() == [0, 3, 0]
     # It comes back with its prompt and its one token, and that step yields the second.
-    assert phases.row(2) == (1, 4, 4, 0, 5, 0)
+    assert phases.row(2) == (1, 0, 4, 4, 0, 5, 0, 1)
     assert finishes_ms(served) == [86.0, 136.0]
 
 
@@ -132,28 +132,21 @@ def _digest(served: Served) -> str:
 
 
 @given(workloads(), policies())
-@settings(max_examples=40)
-def test_compiled_and_plain_python_are_equal(work: Workload, rules: Resolved) -> None:
-    compiled = serve(work, rules, ODD)
-    fast = kernel.simulate
-    try:
-        kernel.simulate = fast.py_func
-        plain = serve(work, rules, ODD)
-    finally:
-        kernel.simulate = fast
-    assert _digest(compiled) == _digest(plain)
+@settings(max_examples=150)
+def test_going_through_every_decoder_in_every_step_gives_the_same_rows(work: Workload, rules: EngineSpec) -> None:
+    assert _digest(serve(work, rules, ODD)) == _digest(serve(work, rules, ODD, separate=True))
 
 
 _SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_kernel import ODD, _digest, chosen
-from hoptrace.replay.engine import serve
+from support.served import serve
 print(*(_digest(serve(w, p, ODD)) for w, p in chosen()))
 """
 
 
-def chosen() -> list[tuple[Workload, Resolved]]:
+def chosen() -> list[tuple[Workload, EngineSpec]]:
     """A few busy workloads, each with a policy that uses another part of the kernel."""
     rng = np.random.default_rng(7)
     rows = []
@@ -179,7 +172,7 @@ def test_the_whole_kernel_without_numba_is_equal() -> None:
 
 @given(workloads(), policies())
 @settings(max_examples=150)
-def test_nothing_is_lost_and_no_limit_is_broken(work: Workload, rules: Resolved) -> None:
+def test_nothing_is_lost_and_no_limit_is_broken(work: Workload, rules: EngineSpec) -> None:
     served = serve(work, rules, COST)
     w, steps, runs, of = served.work, served.steps, served.runs, served.of_request
     assert w.n + served.refused.height == work.n
@@ -206,7 +199,7 @@ def test_nothing_is_lost_and_no_limit_is_broken(work: Workload, rules: Resolved)
         ends = served.token_step[served.token_ptr[r] : served.token_ptr[r + 1]]
         assert (np.diff(ends) > 0).all()
         assert mine["last_step"].to_list()[-1] == ends[-1]
-        for _, first, last, phase, share, _ in mine.iter_rows():
+        for _, _, first, last, phase, share, _, _ in mine.iter_rows():
             if phase in tokens:
                 tokens[phase][first : last + 1] += share
     assert tokens[0].tolist() == steps["prefill_tokens"].to_list()
@@ -255,39 +248,5 @@ def test_compiled_code_is_dropped_when_a_file_it_was_made_from_changes() -> None
     def f(x: int) -> int:
         return x
 
-    a, b = jit.compiled(lru)(f), jit.compiled(kernel)(f)
+    a, b = jit.compiled(heap)(f), jit.compiled(store)(f)
     assert a._cache._cache_file._source_stamp != b._cache._cache_file._source_stamp
-
-
-SHARED = Path(__file__).parents[2] / "shared" / "traces" / "requests" / "mooncake" / "conversation_trace.jsonl"
-
-
-def _hits(path: Path, tmp: Path, capacity: int) -> tuple[float, float]:
-    """Block and token hit rate of a shared LRU cache on a Mooncake log."""
-    from hoptrace.collectors.files.run import import_files
-    from hoptrace.reader import open_trace
-
-    out = tmp / "m.trace"
-    if not out.exists():
-        import_files((path,), out)
-    w = workload(open_trace(out))
-    hits = lru.prefix_hits(w.block_ptr, w.block_id, len(w.block_tokens), capacity)
-    tokens = np.where(hits > 0, w.block_end[np.maximum(w.block_ptr[:-1] + hits - 1, 0)], 0)
-    return round(hits.sum() / len(w.block_id), 4), round(tokens.sum() / w.prompt_tokens.sum(), 4)
-
-
-# By an independent count with an ordered dictionary.
-@pytest.mark.parametrize(("capacity", "blocks", "tokens"), [(200, 0.0348, 0.0354), (1000, 0.0352, 0.0358), (-1, 0.1346, 0.1369)])
-def test_prefix_hits_of_a_slice_of_the_mooncake_trace(tmp_path: Path, capacity: int, blocks: float, tokens: float) -> None:
-    assert _hits(REFERENCE / "mooncake_slice.jsonl", tmp_path, capacity) == (blocks, tokens)
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason=f"the whole Mooncake trace is not at {SHARED}")
-def test_prefix_hits_of_the_whole_mooncake_trace(tmp_path: Path) -> None:
-    """Published check X1: one shared LRU cache, lookup before insert, a hit only while the prefix is unbroken."""
-    expected = {
-        1000: (0.0445, 0.0454), 10_000: (0.2112, 0.2153), 30_000: (0.3257, 0.3321), 50_000: (0.3546, 0.3615),
-        100_000: (0.3637, 0.3708), -1: (0.3664, 0.3736),
-    }  # fmt: skip
-    for capacity, rates in expected.items():
-        assert _hits(SHARED, tmp_path, capacity) == rates

@@ -182,11 +182,10 @@ def _lasts(w: World, e: int) -> int:
         kind = OF_DECODE if eng[e, P_N] == 0 else (OF_PREFILL if eng[e, D_N] + pads == 0 else OF_MIXED)
         chance = chance_of(g[SEED], e, eng[e, STEPS], eng[e, kind])
         eng[e, kind] += 1
-    ns = step_ns(
+    return step_ns(
         w.costs, at, chance, eng[e, P_N], eng[e, P_TOKENS], eng[e, P_CONTEXT], eng[e, D_N] + pads,
         eng[e, D_CONTEXT] + eng[e, PADS_CONTEXT], eng[e, D_TOKENS] - eng[e, D_N],
     )  # fmt: skip
-    return ns
 
 
 @lean(columns, kv, running, store, forceinline=True)
@@ -200,7 +199,7 @@ def _running(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, 
     if mode == STATIC and eng[e, PADS] > 0 and eng[e, PADS] == eng[e, RUNNING]:
         end_batch(w, table, entries, e)
     if eng[e, RUNNING] > 0:
-        which = ALL if mode == MIXED or mode == STATIC else PROMPTS_ONLY
+        which = ALL if mode in (MIXED, STATIC) else PROMPTS_ONLY
         # Again: a pass that scheduled nothing has separated the decoders already.
         if again or eng[e, EXPLICIT] != 0 or not all_at_once(w, table, entries, log, e, which):
             one_by_one(w, table, entries, log, e, which)

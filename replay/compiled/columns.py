@@ -24,12 +24,15 @@ S_COLUMNS = 47
 # PROMPT, OUTPUT: tokens; KEY: of the order. COMPUTED: tokens in the KV space, GENERATED: output tokens; of an aggregated decoder
 #     both as they were at SINCE (a reading of the engine's decode clock).
 # DUE, DUE_NEXT, PHASE: where an aggregated decoder stands in the calendar, and which block-boundary count it is in.
-# BEFORE, AFTER: neighbours in the running list; SEQ: the how-many-th admission. SHARE: tokens in this step; TAKEN: proposals taken.
+# BEFORE, AFTER: neighbours in the running list; SEQ: the how-many-th admission. SHARE: tokens in this step; TAKEN:
+#     proposals taken.
 # LINK: the next in a list of the engine's (not seen yet; driven out; fresh decoders).
 # PRIVATE, SHARED, NEXT_BLOCK: KV room of its own and in cached blocks, next block of its prompt to enter the cache.
 # OWN, TAIL_RUN: what it left in the cache when it was driven out. KEPT_*: room on the prefill engine during a hand-over.
-# OFFERED: its first block that the first tier was not offered yet; OFFERS, OFFER_NEXT: whether it is in its engine's list of those
-#     with blocks to offer, and the next there; ENDED_NEXT: the next of those that have ended on its entry (decode) engine since its
+# OFFERED: its first block that the first tier was not offered yet; OFFERS, OFFER_NEXT: whether it is in its engine's
+#     list of those
+#     with blocks to offer, and the next there; ENDED_NEXT: the next of those that have ended on its entry (decode)
+#     engine since its
 #     last pass. LOAD_FROM, LOAD_TO: blocks that it loads; LOAD_NEED: room that it still needs to be whole, while it loads or has
 #     arrived.
 # RUN_*: its open run. PENDING: transfers not ended; SENT: tokens sent; BEGUN: order in which the load began.
@@ -55,18 +58,23 @@ HANDED, JOINED, HOLDS, STREAMED, STARTED, NEVER_FITS = 1, 2, 4, 8, 16, 32
 E_COLUMNS = 82
 # RING, CALENDAR: size (a power of two) and begin of its ring of due decoders in ``cal``; COUNTS: begin of its counts of decoders
 #     by distance to a block's boundary. EXPLICIT: whether every decoder is gone through in every step.
-# WHEN: its next event, 4 × time (a step ends), 4 × time + 1 (it tries to begin one), or + 2 (it tries in the next round); PLACE: in the heap of engines.
+# WHEN: its next event, 4 × time (a step ends), 4 × time + 1 (it tries to begin one), or + 2 (it tries in the next
+#     round); PLACE: in the heap of engines.
 # DECODERS … BOUNDARY: of the aggregated decoders: how many, their tokens, steps they have taken, the count that is due next.
 # QUEUED_*: who waits (queued, loading, arrived) with a prompt to compute; QUEUED_DECODE_*: driven out or handed over.
 # P_N … BLOCKED: of the step that is being made. CALM: the next step is like this one unless something happens.
 
-# OFFER_*: list of those that run and have blocks to offer to the first tier. WRITE_*: what was put there for the step that is made:
-#     entries whose MARK is the tier's entry. ENDED_*: who has ended since the last pass. STASH_*: blocks evicted outside a pass, to be
+# OFFER_*: list of those that run and have blocks to offer to the first tier. WRITE_*: what was put there for the step
+#     that is made:
+#     entries whose MARK is the tier's entry. ENDED_*: who has ended since the last pass. STASH_*: blocks evicted
+#     outside a pass, to be
 #     written back at the next: entries whose MARK is the block. COMING: those that load or have arrived, by BEFORE and AFTER.
 # LONE: decoders that cannot be aggregated yet. OF_*: its steps so far with decoders only, prompts only, both.
-# HERE: entries that its running requests may add to the store in one event, at most (sum of NEW_ENTRIES); MIDWAY: its pass waits for
+# HERE: entries that its running requests may add to the store in one event, at most (sum of NEW_ENTRIES); MIDWAY: its
+#     pass waits for
 #     more room in the store (g's WANTED) to go on.
-# PASSED: those that the pass has passed over, by LINK, the last one first. NEED: sum of their LOAD_NEED; LOADING_N: how many of them load.
+# PASSED: those that the pass has passed over, by LINK, the last one first. NEED: sum of their LOAD_NEED; LOADING_N: how
+#     many of them load.
 
 # --- MODE, CACHE, ROLE
 MIXED, PREFILL_FIRST, STATIC, PROMPTS_FIRST = 0, 1, 2, 3
@@ -83,8 +91,11 @@ BOTH, PREFILL, DECODE_ROLE = 0, 1, 2
     BACK, PASSES, READING, WANTED, LOOKS, LOOKED, FLYING, NOW, STAGE, SWEEP,
 ) = range(64)  # fmt: skip
 G_COLUMNS = 64
-# STAGE: what happens at this instant (docs/replay-engine.md, Time): 0 transfers, 1 ends of steps, 2 clients, 3 the router, 4 decode
-#     queues, 5 begins of steps; SWEEP: the last engine that tried in this round. FLYING: entries that those on their way may add to the store at once, at most. BACK: tiers are written at eviction; PASSES: so far; READING: the first of the engines' sets of blocks that are being loaded, in
+# STAGE: what happens at this instant (docs/replay-engine.md, Time): 0 transfers, 1 ends of steps, 2 clients, 3 the
+#     router, 4 decode
+#     queues, 5 begins of steps; SWEEP: the last engine that tried in this round. FLYING: entries that those on their
+#     way may add to the store at once, at most. BACK: tiers are written at eviction; PASSES: so far; READING: the first
+#     of the engines' sets of blocks that are being loaded, in
 #     ``caches``.
 
 

@@ -1,8 +1,8 @@
 """Decoders in the aggregate, compiled: a step in which all of them take one token costs the same for three as for three hundred.
 
 Of the aggregated decoders of an engine only their number, the sum of their tokens and a clock are kept, which counts the steps
-that they took. What one of them has computed follows from the clock. Who ends at which reading of the clock stands in a calendar: a
-ring of lists. How many need a new KV block at which reading is counted by the distance to their block's boundary.
+that they took. What one of them has computed follows from the clock. Who ends at which reading of the clock stands in a
+calendar: a ring of lists. How many need a new KV block at which reading is counted by the distance to their block's boundary.
 """
 
 from __future__ import annotations

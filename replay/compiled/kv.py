@@ -48,16 +48,16 @@ def wanted(w: World, e: int, r: int, tokens: int) -> int:
 def fits(w: World, table: np.ndarray, entries: np.ndarray, log: np.ndarray, more: int) -> bool:
     """Whether the store has places for so many more entries; if not, the loop has to come back for them."""
     want = w.head[store.LIVE] + more
-    if want <= entries.shape[0] and 2 * want <= table.size:
-        if w.head[store.LOGS] == 0 or w.head[store.EVICTED] + store.LEVELS * want <= log.size:
-            return True
+    logged = w.head[store.LOGS] == 0 or w.head[store.EVICTED] + store.LEVELS * want <= log.size
+    if want <= entries.shape[0] and 2 * want <= table.size and logged:
+        return True
     w.g[columns.WANTED] = more
     return False
 
 
 @lean(columns, store)
 def look_up(w: World, table: np.ndarray, entries: np.ndarray, e: int, r: int) -> tuple[int, int, int, int]:
-    """What engine ``e``'s cache holds of the beginning of ``r``: (blocks, tokens computed, room in shared blocks, evictable room).
+    """What engine ``e``'s cache holds of ``r``'s beginning: (blocks, tokens computed, room in shared blocks, evictable room).
 
     ``w.found[: blocks]``: the entries; those that are its own, from before it was driven out, as −2 − entry.
     """

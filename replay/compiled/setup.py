@@ -71,7 +71,7 @@ def refused(work: Workload, plan: Plan) -> np.ndarray[Any, np.dtype[np.bool_]]:
 def _engines(plan: Plan, work: Workload, separate: bool) -> tuple[_Ints, _Ints]:
     """(eng, cal)."""
     eng = np.zeros((len(plan.engines), c.E_COLUMNS), dtype=np.int64)
-    costs, starts = pack(plan.costs)
+    _, starts = pack(plan.costs)
     longest = int(work.output_tokens.max(initial=1)) + 1
     ring = 16
     while ring < min(longest, _LONGEST_RING):
@@ -205,7 +205,8 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
     w = c.World(
         s=s, out=out, nodes=heap.queue_nodes(n), queues=heap.queue_heads(2 * len(eng) + 3), eng=eng,
         order=np.arange(len(eng), dtype=np.int64), cal=cal, g=g, ptr=ints(work.block_ptr), bid=ints(work.block_id),
-        bend=ints(work.block_end), btok=ints(work.block_tokens), held=np.zeros(len(work.block_id), dtype=np.uint8), caches=caches, head=head,
+        bend=ints(work.block_end), btok=ints(work.block_tokens),
+        held=np.zeros(len(work.block_id), dtype=np.uint8), caches=caches, head=head,
         found=np.zeros(longest + 1, dtype=np.int64), slot=slot, costs=ints(pack(plan.costs)[0]), work=extra,
         session=np.full(n, -1, dtype=np.int64) if session is None else ints(session),
         steps=np.empty((ROWS, len(STEP)), dtype=np.int64), runs=np.empty((ROWS, len(RUN)), dtype=np.int64),

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hoptrace.manifest import Manifest, Server
 from hoptrace.reader import Trace, open_trace
-from hoptrace.replay.engine import Served
-from hoptrace.replay.policy import Resolved
+from hoptrace.replay.plan import EngineSpec
 from hoptrace.replay.workload import Workload
 from hoptrace.writer import TraceWriter
 
@@ -40,13 +39,9 @@ def make(*requests: tuple[int, int, int] | tuple[int, int, int, list[int]], bloc
     )
 
 
-def policy(**changes: Any) -> Resolved:
-    """Unlimited, chunked, without cache, but for ``changes``."""
-    base: dict[str, Any] = {
-        "max_sequences": None, "max_batched_tokens": None, "mode": "mixed", "chunked_prefill": True, "capacity_tokens": None,
-        "block_size_tokens": 1, "context_tokens": None, "cache": None, "cache_capacity_tokens": None,
-    }  # fmt: skip
-    return Resolved(**(base | changes))
+def policy(**changes: Any) -> EngineSpec:
+    """An engine: unlimited, chunked, without cache, but for ``changes``."""
+    return EngineSpec("engine", **changes)
 
 
 @st.composite
@@ -66,7 +61,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Resolved:
+def policies(draw: st.DrawFn) -> EngineSpec:
     """Any policy that can serve some of those requests."""
     cache = draw(st.sampled_from([None, "pool", "slot"]))
     slots = draw(st.integers(1, 5))
@@ -80,16 +75,6 @@ def policies(draw: st.DrawFn) -> Resolved:
         cache=cache,
         cache_capacity_tokens=draw(st.sampled_from([None, 8, 20])) if cache == "pool" else None,
     )
-
-
-def first_tokens_ms(served: Served) -> list[float]:
-    """When each served request's first token came, in ms."""
-    return [e / MS for e in served.steps["end_ns"].gather(served.token_step[served.token_ptr[:-1]])]
-
-
-def finishes_ms(served: Served) -> list[float]:
-    """When each served request's last token came, in ms."""
-    return [e / MS for e in served.steps["end_ns"].gather(served.token_step[served.token_ptr[1:] - 1])]
 
 
 def server(**changes: Any) -> Server:
