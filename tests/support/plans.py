@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost, fixed
 from hoptrace.stepcost_table import STALL
 
-__all__ = ["FEATURES", "COSTS", "make_work", "plans", "works"]
+__all__ = ["FEATURES", "COSTS", "cases", "make_work", "plans", "works"]
 
 FEATURES = ("batching", "routing", "split", "tiers")
 """What a plan may use: each takes those before it along, if it is in the draw."""
@@ -75,7 +76,7 @@ def works(draw: st.DrawFn, most: int = 20) -> Workload:
     spread = draw(st.sampled_from([0, 30, 3000, 20_000]))
     rows: list[dict[str, Any]] = []
     known: dict[tuple[int, ...], int] = {}
-    arrival = draw(st.sampled_from([0, 7]))
+    arrival = draw(st.sampled_from([0, 7, 1_796_037_144_642_778_320]))
     for i in range(draw(st.integers(1, most))):
         arrival += draw(st.integers(0, spread))
         prompt = draw(st.integers(1, longest[0]))
@@ -99,9 +100,9 @@ def works(draw: st.DrawFn, most: int = 20) -> Workload:
 
 
 @st.composite
-def _engines(draw: st.DrawFn, role: str, n: int, offset: int, *, slots: bool) -> list[EngineSpec]:
+def _engines(draw: st.DrawFn, role: str, n: int, *, slots: bool = False, pool: bool = False) -> list[EngineSpec]:
     """Engines of one role; most often alike."""
-    cache = draw(st.sampled_from([None, "pool", "pool", *(["slot"] if slots else [])]))
+    cache = "pool" if pool else draw(st.sampled_from([None, "pool", "pool", *(["slot"] if slots else [])]))
     block = draw(st.sampled_from([1, 2, 4, 5, 16]))
     capacity = draw(st.sampled_from([None, 24, 40, 48, 48, 56, 64, 100]))
     spec: dict[str, Any] = {
@@ -149,14 +150,13 @@ def plans(draw: st.DrawFn, n: int, features: frozenset[str] = frozenset(FEATURES
     split = "split" in features and draw(st.booleans())
     tiered = "tiers" in features and draw(st.booleans())
     most = 3 if "routing" in features else 1
-    slots = not split and not tiered
     if split:
-        prefill = draw(_engines("prefill", draw(st.integers(1, most)), 0, slots=False))
-        decode = draw(_engines("decode", draw(st.integers(1, most)), len(prefill), slots=False))
-        both = draw(_engines("both", 1, 0, slots=False)) if most > 1 and draw(st.integers(0, 5)) == 0 else []
+        prefill = draw(_engines("prefill", draw(st.integers(1, most)), pool=tiered))
+        decode = draw(_engines("decode", draw(st.integers(1, most))))
+        both = draw(_engines("both", 1)) if most > 1 and draw(st.integers(0, 5)) == 0 else []
         engines = draw(st.permutations([*prefill, *decode, *both])) if most > 1 else [*prefill, *decode]
     else:
-        engines = draw(_engines("both", draw(st.integers(1, most)), 0, slots=slots))
+        engines = draw(_engines("both", draw(st.integers(1, most)), slots=not tiered, pool=tiered))
     links = [LinkSpec(f"link-{i}", draw(st.sampled_from([10**9, 10**10, 123_456_789]))) for i in range(draw(st.integers(0, 3)))]
     ways = draw(_ways(len(links), 4))
     handover = None
@@ -199,3 +199,13 @@ def plans(draw: st.DrawFn, n: int, features: frozenset[str] = frozenset(FEATURES
         clients=draw(st.sampled_from([None, None, None, 1, 3])), think_ns=draw(st.sampled_from([0, 100])),
         seed=draw(st.integers(0, 3)),
     )  # fmt: skip
+
+
+@st.composite
+def cases(draw: st.DrawFn, features: frozenset[str] = frozenset(FEATURES)) -> tuple[Workload, Plan]:
+    """A work and a plan for it; the horizon counts from the first arrival."""
+    work = draw(works())
+    plan = draw(plans(work.n, features))
+    if plan.horizon_ns is not None:
+        plan = replace(plan, horizon_ns=int(work.arrival_ns[0]) + plan.horizon_ns)
+    return work, plan
