@@ -109,7 +109,7 @@ def speed(steps: pl.DataFrame, cost: StepCost) -> float | None:
     return int((known["end_ns"] - known["start_ns"]).sum()) / priced if priced > 0 else None
 
 
-def compare(observed: Trace, predicted: Trace) -> Comparison:
+def compare(observed: Trace, predicted: Trace, *, known: Trace | None = None) -> Comparison:
     """Compare two traces over their finished requests.
 
     If at least nine tenths of the requests on either side have a twin of the same name and lengths on the other, only twins
@@ -118,6 +118,10 @@ def compare(observed: Trace, predicted: Trace) -> Comparison:
     together may swap their numbers.
 
     Of twins, each metric is taken over those for which both sides know it, so that it never holds some requests against others.
+
+    Args:
+        known: of twins only those for which this trace, too, knows the metric (if it knows it of any): so the difference of two
+            replays is over the requests that both were held against a recording for.
     """
     a, b = _named(observed, predicted)
     key = ["name", "prompt_tokens", "output_tokens"]
@@ -137,7 +141,7 @@ def compare(observed: Trace, predicted: Trace) -> Comparison:
     found: list[Difference] = []
     fewer: dict[str, list[str]] = {}
     for m in METRICS:
-        one, other, n, why = _metric(m, (observed, a), (predicted, b), paired)
+        one, other, n, why = _metric(m, (observed, a), (predicted, b), paired, known)
         found += [Difference(m, s, getattr(one, f"{s}_ns"), getattr(other, f"{s}_ns"), n=n) for s in STATISTICS]
         if why:
             fewer.setdefault(why, []).append(_NAMES[m])
@@ -166,16 +170,10 @@ def _name(by_id: bool) -> pl.Expr:
 
 
 def _metric(
-    m: str, one: tuple[Trace, pl.DataFrame], other: tuple[Trace, pl.DataFrame], paired: bool
+    m: str, one: tuple[Trace, pl.DataFrame], other: tuple[Trace, pl.DataFrame], paired: bool, third: Trace | None = None
 ) -> tuple[Stat, Stat, int | None, str | None]:
     """A metric of both sides: over how many requests, if not over all to which it applies; and a sentence on that."""
-    values = []
-    for trace, requests in (one, other):
-        if m == "itl":
-            of = itl_ns(trace).select("request", pl.col("itl_ns").alias("value"))
-        else:
-            of = requests.select("request", pl.col(f"{m}_ns").alias("value"))
-        values.append(requests.select("name", "request").join(of, on="request").drop_nulls("value"))
+    values = [x.select("name", "request").join(_values(m, t, x), on="request") for t, x in (one, other)]
     known = [v.select("name").unique() for v in values]
     # A single token has no token after it: neither ITL nor TPOT applies.
     several = (pl.col("output_tokens") > 1).fill_null(True)
@@ -190,11 +188,24 @@ def _metric(
         note = f"known only for {' and '.join(partly)}; the sides may differ by that alone." if partly else None
         return stat(values[0]["value"]), stat(values[1]["value"]), None, note
     both = known[0].join(known[1], on="name")
+    if third is not None:
+        told = _values(m, third, request_metrics(third)).select("request").unique()
+        of_both = one[1].select("name", "request").join(both, on="name", how="semi").join(told, on="request", how="semi")
+        both = of_both.select("name") if of_both.height else both
     first, second = (stat(v.join(both, on="name", how="semi")["value"]) for v in values)
     if both.height >= total[0]:
         return first, second, None, None
     why = f"compared over {both.height} of {total[0]} requests; for the others it is not known on both sides."
     return first, second, both.height, why
+
+
+def _values(m: str, trace: Trace, requests: pl.DataFrame) -> pl.DataFrame:
+    """request, value: the metric where it is known; of ITL one row per interval."""
+    if m == "itl":
+        found = itl_ns(trace).select("request", pl.col("itl_ns").alias("value"))
+    else:
+        found = requests.select("request", pl.col(f"{m}_ns").alias("value"))
+    return found.drop_nulls("value")
 
 
 def _per_s(requests: pl.DataFrame, amount: str | None) -> float | None:

@@ -26,7 +26,7 @@ from hoptrace.replay.prepare import Prepared, prepare
 from hoptrace.replay.rows.manifest import counts, manifest_of
 from hoptrace.replay.rows.recorder import Recorder, Submit, coverage
 from hoptrace.replay.setting import Setting
-from hoptrace.replay.simulation import Engine, simulation
+from hoptrace.replay.simulation import Engine, is_small, simulation, warm_up
 from hoptrace.replay.spread import SEEDS, Spread, spread
 from hoptrace.replay.workload import Workload
 from hoptrace.schema import TABLES
@@ -40,7 +40,7 @@ Fraction_ = Callable[[float], None]
 # Tokens of a replay that is only compared and not kept: more go to the disk.
 _HELD_TOKENS = 20_000_000
 # Requests that other seeds are tried with at most: of more the luck is small.
-_SEEDED = {"compiled": 200_000, "plain": 4_000}
+_SEEDED = {"auto": 200_000, "compiled": 200_000, "plain": 4_000}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def run(
     until: str | int | None = None,
     tokens: bool = True,
     check: bool = True,
-    engine: Engine = "compiled",
+    engine: Engine = "auto",
     progress: Progress | None = None,
     fraction: Fraction_ | None = None,
 ) -> Replayed:
@@ -126,7 +126,7 @@ def run(
         until: nothing happens so long after the first arrival: ns, or ``10m``.
         tokens: whether to make the rows of `tokens`.
         check: whether to replay the trace under its own policy too.
-        engine: ``compiled``, or ``plain`` (slow).
+        engine: ``compiled``, ``plain``, or ``auto``: the plain one where the work is small.
         progress: told what is being done. fraction: told how far it is, 0 to 1, starting anew with each thing.
 
     Raises:
@@ -141,6 +141,9 @@ def run(
         arrivals=arrivals, until=until, say=say,
     )  # fmt: skip
     checks = check and p.observed
+    if engine == "compiled" or (engine == "auto" and not is_small(p.asked_work)):
+        say("starting the compiled engine (the first time it is compiled, which takes a minute or two)")
+        warm_up()
     with ExitStack() as stack:
         again = recorded = None
         if checks:
@@ -173,7 +176,7 @@ def run(
             manifest.title = f"{trace.name} under {p.policy.name}" + _how(p.arrivals)
             if recorder.late:
                 manifest.rows_dropped["requests: not arrived by the horizon"] = recorder.late
-            change = None if again is None else compare(again, result)
+            change = None if again is None else compare(again, result, known=trace)
             if writer is not None:
                 result = open_trace(writer.close())
     first = p.planned.plan.costs[p.planned.plan.engines[0].cost]

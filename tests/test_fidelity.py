@@ -153,3 +153,17 @@ def test_what_is_unknown_stays_unknown(tmp_path: Path) -> None:
     assert c.get("itl", "p50").observed is None
     assert c.get("tpot", "mean").error_pct is None
     assert "itl" not in c.errors()
+
+
+def test_two_replays_are_compared_over_what_the_recording_knows_of_both(tmp_path: Path) -> None:
+    """TTFT of request 1 was not observed: it is in neither replay's column beside the recording, nor in their difference."""
+    seen = hide(capture(tmp_path / "s.trace", (0, 0, 100, 300, 3), (1, 0, 200, 400, 3)), tmp_path / "h.trace", [1])
+    own = capture(tmp_path / "o.trace", (0, 0, 100, 300, 3), (1, 0, 200, 400, 3))
+    what_if = capture(tmp_path / "w.trace", (0, 0, 120, 320, 3), (1, 0, 900, 1100, 3))
+    both = compare(own, what_if, known=seen)
+    assert both.get("ttft", "mean").error_pct == pytest.approx(20.0)
+    assert compare(own, what_if).get("ttft", "mean").error_pct == pytest.approx(240.0)
+    assert both.get("ttft", "mean").predicted == compare(seen, what_if).get("ttft", "mean").predicted
+    # Of what the recording knows of nobody, all are compared.
+    none = hide(seen, tmp_path / "n.trace", [0, 1])
+    assert compare(own, what_if, known=none).get("ttft", "mean").error_pct == pytest.approx(240.0)
