@@ -66,6 +66,7 @@ class Way:
         base_ns, per_block_ns: fixed cost of one transfer, and of each KV block in it (descriptors × cost of one).
         src, dst, path, mechanism, payload_hops, control_ops: for the rows of `moves`; the two counts are of one block (the unit
             transfer), the number of descriptors of it included.
+        derived: the counts follow from an access path's descriptors; else they are a mechanism's usual ones.
     """
 
     links: tuple[int, ...] = ()
@@ -78,6 +79,7 @@ class Way:
     payload_hops: int = 0
     control_ops: int = 0
     transfers_per_block: int = 1
+    derived: bool = False
 
 
 @dataclass(frozen=True)

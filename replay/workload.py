@@ -131,7 +131,21 @@ def workload(trace: Trace) -> Workload:
         "prompt_chars", "session", "priority", "error",
     )  # fmt: skip
     found = from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
-    return found if arrivals_known(trace) else replace(found, notes=(_AT_ONCE, *found.notes))
+    at_once = () if arrivals_known(trace) else (_AT_ONCE,)
+    return replace(found, notes=(*at_once, *found.notes, *_several(trace, found.request)))
+
+
+def _several(trace: Trace, request: _Ints) -> list[str]:
+    """Says how many of the requests had several sequences (n > 1): their output_tokens are those of all of them."""
+    beyond = pl.col("sequence") > 0
+    asked = [trace.table(name).filter(beyond).select("request").unique() for name in ("stages", "tokens")]
+    n = int(np.isin(pl.concat(pl.collect_all(asked, engine="streaming"))["request"].unique().to_numpy(), request).sum())
+    if not n:
+        return []
+    return [
+        f"{n} request{'' if n == 1 else 's'} had several sequences side by side (n > 1). A replay computes all their "
+        "tokens one after another, as one sequence: these take longer here, and fewer decode at once."
+    ]
 
 
 def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:

@@ -158,6 +158,15 @@ def test_transfers_that_are_nobodys_stay_in_the_hand_over_and_are_told() -> None
     assert any(s.startswith("Transfers: 1 moves of KV do not say whose they are") for s in a.unseen)
 
 
+def test_nobody_waits_for_what_is_put_into_a_store() -> None:
+    """A write to host memory is nobody's, and is not said to hide in the hand-over."""
+    rows = pair()
+    rows["moves"].append(rows["moves"][0] | {"request": None, "src": "memory:d", "dst": "host"})
+    store = PAIR.model_copy(update={"platform": {"nodes": [{"name": "host", "kind": "dram"}]}})
+    assert not any("whose they are" in s for s in account(MemoryTrace(rows, store)).unseen)
+    assert any("whose they are" in s for s in account(MemoryTrace(rows, PAIR)).unseen)
+
+
 def test_moves_stand_in_for_waits_request_by_request() -> None:
     """One request's transfer is told as a wait, the other's only as a move: both were carried."""
     rows = pair()

@@ -227,6 +227,7 @@ def test_paths_of_a_platform() -> None:
     """Figures of docs/platforms.md, H100: PCIe 55 GB/s, one 400 Gbit/s adapter 44 GB/s attained; 64 pieces of a block."""
     p = planned("[split]\nprefill = 1\ndecode = 1", platform="h100-sxm-80gb")
     (way,) = p.plan.ways
+    assert way.derived
     rates = {k.name: k.bytes_per_s for k in p.plan.links}
     ends = ("pcie.d2h@prefill-0", "nic.tx@prefill-0", "nic.rx@decode-0", "pcie.h2d@decode-0")
     assert [n for n in way.path if n in ends] == list(ends)

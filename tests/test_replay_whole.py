@@ -11,6 +11,7 @@ import pytest
 from support.workloads import MS, server, store
 
 from hoptrace.analysis.latency.accounting import account
+from hoptrace.analysis.moves.ledger import ledger
 from hoptrace.analysis.report import report
 from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.policy import load_policy, parse_policy, presets, with_settings
@@ -167,6 +168,11 @@ def test_one_request_handed_over_by_hand(tmp_path: Path) -> None:
         move = t.table("moves").collect().row(0, named=True)
         assert (move["start_ns"], move["end_ns"], move["bytes"], move["object"]) == (54 * MS, 57 * MS, 1280, "kv")
         assert (move["src"], move["dst"], move["mechanism"]) == ("memory:prefill-0", "memory:decode-0", "rdma")
+        # What a link of one's own costs in hops nobody said: the ledger assumes its mechanism's, apart from what is derived.
+        assert (move["transfers"], move["payload_hops"], move["control_ops"], move["basis"]) == (1, None, None, "derived")
+        (row,) = ledger(t).rows.filter(pl.col("object") == "kv", pl.col("path").is_not_null()).iter_rows(named=True)
+        told = [row[c] for c in ("transfers", "payload_hops", "payload_hops_assumed", "control_ops_assumed")]
+        assert told == [1, None, 4, 5]
         assert t.table("tokens").select("index", "time_ns").collect().rows() == [(0, 50 * MS), (1, 69 * MS), (2, 81 * MS)]
         parts = account(t).parts.row(0, named=True)
         assert {k: v for k, v in parts.items() if v and k.endswith("_ns") and k not in ("arrival_ns", "finish_ns", "e2e_ns")} == {

@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.memory import MemoryTrace
 from support.workloads import make
 
 from hoptrace.errors import InputError, UsageError
-from hoptrace.replay.workload import from_frame, parse_rate
+from hoptrace.replay.workload import from_frame, parse_rate, workload
 from hoptrace.schema import REQUESTS
 
 EMPTY = pl.from_arrow(REQUESTS.arrow.empty_table())
@@ -118,3 +119,14 @@ def test_rates_are_exact(text: str, rate: Fraction) -> None:
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_rate(text)
+
+
+def test_several_sequences_of_a_request_are_said_to_be_one() -> None:
+    """n = 2 and 8 tokens in all: the replay computes 8 in a row. A request that is left out does not count."""
+    asked = {"arrival_ns": 0, "received_ns": 0, "arrival_of": "received", "prompt_tokens": 10, "output_tokens": 8}
+    requests = [{"request": i} | asked | ({"error": "HTTP 500"} if i == 2 else {}) for i in range(4)]
+    stays = [{"request": i, "sequence": s, "attempt": 0, "stage": 0} for i, s in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 1))]
+    tokens = [{"request": 3, "sequence": s, "index": 0, "time_ns": 5, "count": 4} for s in (0, 1)]
+    (note,) = (n for n in workload(MemoryTrace({"requests": requests, "stages": stays, "tokens": tokens})).notes if "n > 1" in n)
+    assert note.startswith("2 requests had several sequences side by side")
+    assert not any("n > 1" in n for n in workload(MemoryTrace({"requests": requests, "stages": stays[:2]})).notes)

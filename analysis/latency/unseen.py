@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from hoptrace.analysis.latency.parts import FULL, PARTS
+from hoptrace.platform import graph_of
 from hoptrace.reader import Trace
 from hoptrace.step_source import StepSource
 
 __all__ = ["Sight", "facts_of", "sentences", "shown", "sight_of", "unseen_too"]
 
+_STORES = ("dram", "dram_pageable", "peer_hbm", "cxl_expander", "cxl_pool", "remote_dram", "nvme")
+"""Kinds of places that KV is kept in below a server's own memory (the kinds of tiers)."""
 _CAUSES = {"kv": "KV use", "budget": "token budget"}
 _CLIENT = (pl.col("src") == "client") | (pl.col("dst") == "client")
 _CARRIED = ~_CLIENT.fill_null(False) & (pl.col("object") == "kv")
@@ -174,8 +177,11 @@ def _transfers(trace: Trace) -> bool:
 
 
 def _nameless(trace: Trace) -> int:
-    """Moves of KV that no request is known of."""
-    return int(trace.table("moves").filter(_CARRIED & pl.col("request").is_null()).select(pl.len()).collect().item())
+    """Moves of KV that no request is known of, and that one may have waited for: not what is put into a store below the
+    servers' memory (the platform graph tells), which nobody waits for."""
+    stores = [n.name for n in graph_of(trace.manifest).nodes.values() if n.kind in _STORES]
+    kept = _CARRIED & pl.col("request").is_null() & ~pl.col("dst").is_in(stores)
+    return int(trace.table("moves").filter(kept).select(pl.len()).collect().item())
 
 
 def _preempts(found: StepSource, gaps: bool) -> bool:

@@ -125,6 +125,7 @@ def platform_way(
             links=tuple(at), base_ns=sum(c.base_ns for c in costs), per_block_ns=sum(c.per_block_ns for c in costs), src=src,
             dst=dst, path=tuple(path), mechanism=costs[-1].mechanism, payload_hops=sum(c.payload_hops for c in costs),
             control_ops=sum(c.control_ops for c in costs), transfers_per_block=max(1, sum(c.descriptors for c in costs)),
+            derived=True,
         )
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ class Ways:
         """The index of a way, made if it is not there."""
         if self.free:
             way = Way(src=way.src, dst=way.dst, path=way.path, mechanism=way.mechanism, payload_hops=way.payload_hops,
-                      control_ops=way.control_ops, transfers_per_block=way.transfers_per_block)  # fmt: skip
+                      control_ops=way.control_ops, transfers_per_block=way.transfers_per_block, derived=way.derived)  # fmt: skip
         if way not in self._seen:
             self._seen[way] = len(self.ways)
             self.ways.append(way)

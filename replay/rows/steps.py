@@ -83,8 +83,8 @@ def move_table(rows: Ints, plan: Plan, requests: Ints) -> pa.Table:
     """A block of moves of KV as rows of the table, by start.
 
     ``transfers`` are the descriptors where a block's hops divide among them, else the blocks; hops and control operations are of
-    one transfer, as the schema has them. ``basis``: *derived* where the way names its hops (they follow from descriptors and
-    block sizes), else *assumed*.
+    one transfer, as the schema has them, where they follow from an access path: of a link of the policy nobody said them, and the
+    ledger assumes the mechanism's. All else is *derived*, from tokens and block sizes.
     """
     rows = rows[np.argsort(rows[:, _M["start_ns"]], kind="stable")]
     way = rows[:, _M["way"]]
@@ -106,9 +106,9 @@ def move_table(rows: Ints, plan: Plan, requests: Ints) -> pa.Table:
         "dst": _names([w.dst for w in plan.ways], way),
         "mechanism": _names([w.mechanism for w in plan.ways], way),
         "path": paths.gather(way),
-        "payload_hops": np.array([u[1] for u in units], dtype=np.int64)[way],
-        "control_ops": np.array([u[2] for u in units], dtype=np.int64)[way],
-        "basis": _names(["derived" if w.payload_hops else "assumed" for w in plan.ways], way),
+        "payload_hops": _each([u[1] if w.derived else None for u, w in zip(units, plan.ways, strict=True)], way),
+        "control_ops": _each([u[2] if w.derived else None for u, w in zip(units, plan.ways, strict=True)], way),
+        "basis": "derived",
     }
     return as_table("moves", columns, len(rows))
 
