@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["compiled", "plain"]),
-    default="compiled",
+    type=click.Choice(["auto", "compiled", "plain"]),
+    default="auto",
     show_default=True,
-    help="plain: the readable one that plug-ins extend; equal rows, slower.",
+    help="plain: the readable one that plug-ins extend; equal rows, slower, nothing to compile: auto takes it for small work.",
 )
 @click.option(
     "-o",

@@ -99,7 +99,7 @@ def play(base: Base, asked: Policy | None = None, *, cost: StepCost | None = Non
     if planned.parts is not None:
         outcome = simulation("plain")(base.work, planned.plan, watch, parts=planned.parts)
     else:
-        outcome = simulation("compiled")(base.work, planned.plan, watch)
+        outcome = simulation("auto")(base.work, planned.plan, watch)
     return Run(
         planned, _times(base.work, outcome, planned.overheads), tuple(watch.domain.sentences()), watch.most_running,
         (watch.faster, watch.steps, watch.faster_ns, watch.steps_ns),
