@@ -156,7 +156,7 @@ def _accept(w: World, e: int) -> None:
         s[r, TAKEN] = 0
         if s[r, SHARE] > 1 and s[r, STATE] == columns.DECODING:
             j = 0
-            while j < s[r, SHARE] - 1 and draw(w.g[SEED], 4, r, s[r, GENERATED] + j) % MILLION < w.g[SPEC_PPM]:
+            while j < s[r, SHARE] - 1 and draw(w.g[SEED], 4, w.number[r], s[r, GENERATED] + j) % MILLION < w.g[SPEC_PPM]:
                 j += 1
             s[r, TAKEN] = min(j, s[r, OUTPUT] - s[r, GENERATED] - 1)
             eng[e, ACCEPTED] += s[r, TAKEN]

@@ -8,14 +8,19 @@ import numpy as np
 
 from hoptrace.replay.compiled import columns as c
 from hoptrace.replay.compiled import heap, routers, store, transfers
+from hoptrace.replay.jit import lean
 from hoptrace.replay.outcome import DECODE, MOVE, REQUEST, RUN, STEP, UNFINISHED, UNLIMITED
 from hoptrace.replay.plan import EngineSpec, Plan
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost_pack import pack
 
-__all__ = ["ROWS", "ints", "prepare", "refused"]
+__all__ = ["ROWS", "ints", "prepare", "refused", "requests"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_RESUMED, _RECOMPUTED = REQUEST.index("resumed_tokens"), REQUEST.index("recomputed_tokens")
+_PREEMPTIONS, _PREFILL_PREEMPTIONS = REQUEST.index("preemptions"), REQUEST.index("prefill_preemptions")
+_GENERATED, _STATUS = REQUEST.index("generated_tokens"), REQUEST.index("status")
 
 ROWS = 65536
 """Rows of a kind that are handed on at once."""
@@ -166,22 +171,59 @@ def _routers(plan: Plan, eng: _Ints, g: _Ints) -> dict[str, _Ints]:
     }  # fmt: skip
 
 
-def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.World, _Ints, _Ints, _Ints]:
-    """(World, table, entries, log). ``separate``: go through every decoder in every step (slow; for tests)."""
+@lean(c)
+def _fill(
+    s: np.ndarray, out: np.ndarray, prompt: np.ndarray, output: np.ndarray, key: np.ndarray, ptr: np.ndarray, unfit: np.ndarray,
+    per_block: int,
+) -> None:  # fmt: skip
+    """What requests are before anything has happened. One pass, for the tables are large."""
+    for r in range(s.shape[0]):
+        for k in range(c.S_COLUMNS):
+            s[r, k] = 0
+        for k in range(out.shape[1]):
+            out[r, k] = -1
+        s[r, c.PROMPT], s[r, c.OUTPUT], s[r, c.KEY] = prompt[r], output[r], key[r] if key.size > 0 else 0
+        s[r, c.OWN], s[r, c.TAIL_RUN], s[r, c.RUN_PHASE] = c.NONE, c.NONE, c.NONE
+        s[r, c.BEFORE], s[r, c.AFTER], s[r, c.LINK] = c.NONE, c.NONE, c.NONE
+        s[r, c.NEW_ENTRIES] = per_block * (ptr[r + 1] - ptr[r]) + 4 if per_block > 0 else 0
+        s[r, c.FLAGS] = c.NEVER_FITS if unfit[r] else 0
+        out[r, _RESUMED], out[r, _RECOMPUTED], out[r, _PREEMPTIONS], out[r, _GENERATED] = 0, 0, 0, 0
+        out[r, _PREFILL_PREEMPTIONS], out[r, _STATUS] = 0, UNFINISHED
+
+
+def requests(work: Workload, plan: Plan, unfit: np.ndarray[Any, Any], index: _Ints | None) -> dict[str, Any]:
+    """The World's fields of the requests at the positions ``index`` (null: of all)."""
+    prompt, output, ptr, bid, bend = work.prompt_tokens, work.output_tokens, work.block_ptr, work.block_id, work.block_end
+    key = np.empty(0, dtype=np.int64) if plan.order.key is None else plan.order.key
+    session = np.full(work.n, -1, dtype=np.int64) if work.session_id is None else work.session_id
+    if index is not None:
+        counts = (ptr[1:] - ptr[:-1])[index]
+        new = np.zeros(len(index) + 1, dtype=np.int64)
+        np.cumsum(counts, out=new[1:])
+        at = np.repeat(ptr[:-1][index] - new[:-1], counts) + np.arange(new[-1])
+        prompt, output, ptr, bid, bend, unfit, session = (
+            prompt[index], output[index], new, bid[at], bend[at], unfit[index], session[index],
+        )  # fmt: skip
+        key = key[index] if key.size else key
+    n = len(prompt)
+    pooled = any(e.cache == "pool" for e in plan.engines)
+    s, out = np.empty((n, c.S_COLUMNS), dtype=np.int64), np.empty((n, len(REQUEST)), dtype=np.int64)
+    per_block = 5 if plan.tiers else 2 if pooled else 0
+    _fill(s, out, ints(prompt), ints(output), ints(key), ints(ptr), np.array(unfit), per_block)
+    return {
+        "s": s, "out": out, "nodes": heap.queue_nodes(n), "ptr": ints(ptr), "bid": ints(bid), "bend": ints(bend),
+        "held": np.zeros(len(bid), dtype=np.uint8), "session": ints(session),
+        "number": np.arange(n, dtype=np.int64) if index is None else index,
+        "found": np.zeros(int(np.diff(ptr).max(initial=0)) + 1, dtype=np.int64),
+    }  # fmt: skip
+
+
+def prepare(
+    work: Workload, plan: Plan, unfit: np.ndarray[Any, Any], index: _Ints | None, *, separate: bool = False
+) -> tuple[c.World, _Ints, _Ints, _Ints]:
+    """(World, table, entries, log), with the requests at the positions ``index`` (null: all). ``unfit``: :func:`refused`;
+    ``separate``: go through every decoder in every step (slow; for tests)."""
     n = work.n
-    s = np.zeros((n, c.S_COLUMNS), dtype=np.int64)
-    s[:, c.PROMPT], s[:, c.OUTPUT] = work.prompt_tokens, work.output_tokens
-    if any(e.cache == "pool" for e in plan.engines) or plan.tiers:
-        s[:, c.NEW_ENTRIES] = (5 if plan.tiers else 2) * np.diff(work.block_ptr) + 4
-    if plan.order.key is not None:
-        s[:, c.KEY] = plan.order.key
-    for column in (c.OWN, c.TAIL_RUN, c.RUN_PHASE, c.BEFORE, c.AFTER, c.LINK):
-        s[:, column] = c.NONE
-    out = np.full((n, len(REQUEST)), -1, dtype=np.int64)
-    for name in ("resumed_tokens", "recomputed_tokens", "preemptions", "generated_tokens", "prefill_preemptions"):
-        out[:, REQUEST.index(name)] = 0
-    out[:, REQUEST.index("status")] = UNFINISHED
-    s[refused(work, plan), c.FLAGS] = c.NEVER_FITS
     after = np.full(n, -1, dtype=np.int64) if work.after is None else work.after
     sessions = bool((after >= 0).any())
     extra = np.full((n if sessions else 0, 5), -1, dtype=np.int64)
@@ -200,17 +242,11 @@ def prepare(work: Workload, plan: Plan, *, separate: bool = False) -> tuple[c.Wo
     slots = sum(_limit(e.max_sequences) for e in plan.engines if e.cache == "slot")
     slot = np.full((slots, 3), -1, dtype=np.int64)
     slot[:, 0] = 0
-    longest = int(np.diff(work.block_ptr).max(initial=0))
-    session = getattr(work, "session_id", None)
     w = c.World(
-        s=s, out=out, nodes=heap.queue_nodes(n), queues=heap.queue_heads(2 * len(eng) + 3), eng=eng,
-        order=np.arange(len(eng), dtype=np.int64), cal=cal, g=g, ptr=ints(work.block_ptr), bid=ints(work.block_id),
-        bend=ints(work.block_end), btok=ints(work.block_tokens),
-        held=np.zeros(len(work.block_id), dtype=np.uint8), caches=caches, head=head,
-        found=np.zeros(longest + 1, dtype=np.int64), slot=slot, costs=ints(pack(plan.costs)[0]), work=extra,
-        session=np.full(n, -1, dtype=np.int64) if session is None else ints(session),
+        queues=heap.queue_heads(2 * len(eng) + 3), eng=eng, order=np.arange(len(eng), dtype=np.int64), cal=cal, g=g,
+        btok=ints(work.block_tokens), caches=caches, head=head, slot=slot, costs=ints(pack(plan.costs)[0]), work=extra,
         steps=np.empty((ROWS, len(STEP)), dtype=np.int64), runs=np.empty((ROWS, len(RUN)), dtype=np.int64),
         moves=np.empty((ROWS if plan.ways else 1, len(MOVE)), dtype=np.int64), ways=ways, links=links, under_way=under_way,
-        left=left, thead=thead, tier=tier, **_routers(plan, eng, g),
+        left=left, thead=thead, tier=tier, **_routers(plan, eng, g), **requests(work, plan, unfit, index),
     )  # fmt: skip
     return w, table, entries, log
