@@ -1,10 +1,17 @@
-"""How many requests and passes (engine steps) a replay does in a second of CPU.
+"""How many requests and engine steps the replay does in a second of CPU, on one core.
 
 The workload that other simulators were measured on: lengths drawn (seed 0) from the Azure 2023 conversation trace, prompts capped
-at 3,500 and totals at 4,096 tokens, Poisson arrivals at 5 a second, 10,000 requests. Costs: 50 ms a step with prompt tokens
-plus 12 ms for one with decoders; 2,048 tokens a step, 128 sequences, 7,000 blocks of 64.
-Run: ``python benchmarks/replay_rate.py [REQUESTS]``. Times are CPU seconds of this process (and of the command's), after the
-kernel has been compiled.
+at 3,500 and totals at 4,096 tokens, Poisson arrivals at 5 a second and server. Costs: 50 ms a step with prompt tokens plus 12 ms
+for one with decoders; 2,048 tokens a step, 128 sequences, 7,000 blocks of 64. Two settings:
+
+- *batching*: continuous batching with chunked prefill, requests dealt out to the servers in turn;
+- *full*: prefill and decode servers in pairs, each server with 5 requests a second, prefix caches, a tier of 2,000,000 tokens
+  below each (write-through), least-loaded routing on both sides, pulls and tier traffic over contending links. A prompt begins
+  with up to 24 blocks of one of 200 shared beginnings.
+
+Run: ``python benchmarks/replay_rate.py [MOST REQUESTS]``: from 10,000 requests on, ten times as many each time, on one server
+(pair) and on 256. Times are CPU seconds of this process after the engine has been compiled; rows are counted and thrown away.
+The last figures are those of the whole command on 10,000 requests.
 """
 
 from __future__ import annotations
@@ -20,55 +27,113 @@ import numpy as np
 import polars as pl
 
 import hoptrace
-from hoptrace import schema
 from hoptrace.manifest import Manifest, Server
-from hoptrace.replay.engine import serve
-from hoptrace.replay.policy import Policy, resolve
-from hoptrace.replay.workload import from_frame
+from hoptrace.replay.compiled import simulate
+from hoptrace.replay.outcome import DONE, REQUEST
+from hoptrace.replay.plan import EngineSpec, Handover, LinkSpec, Plan, Routing, TierSpec, Way
+from hoptrace.replay.workload import Workload
 from hoptrace.samples import sample
 from hoptrace.stepcost import fixed
 from hoptrace.writer import TraceWriter
 
 _RATE_PER_S = 5.0
-_REPEATS = 5
+_REPEATS = 3
+_BLOCK = 64
+_COST = fixed(any_prefill_ns=50e6, any_decode_ns=12e6)
+_ENGINE = EngineSpec(
+    "engine", max_sequences=128, max_batched_tokens=2048, capacity_tokens=7000 * _BLOCK, block_size_tokens=_BLOCK,
+    context_tokens=4096,
+)  # fmt: skip
 _SERVER = Server(
-    name="engine", max_sequences=128, max_batched_tokens=2048, kv_capacity_tokens=7000 * 64, block_size_tokens=64,
+    name="engine", max_sequences=128, max_batched_tokens=2048, kv_capacity_tokens=7000 * _BLOCK, block_size_tokens=_BLOCK,
     context_tokens=4096, prefix_caching=False,
 )  # fmt: skip
 
 
-def requests(n: int) -> pl.DataFrame:
-    """``n`` rows of the table `requests`."""
+class _Count:
+    """A sink that counts the steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def take(self, kind: str, rows: np.ndarray) -> None:
+        """See :class:`hoptrace.replay.outcome.Sink`."""
+        self.steps += len(rows) if kind == "step" else 0
+
+
+def work(n: int, rate_per_s: float, *, shared: bool = False) -> Workload:
+    """``n`` requests. ``shared``: prompts have blocks, and begin alike."""
     rng = np.random.default_rng(0)
     lengths = hoptrace.open(sample("azure-2023-conv")).table("requests").select("prompt_tokens", "output_tokens").collect()
     drawn = lengths[rng.integers(0, lengths.height, n)]
-    prompt = np.minimum(drawn["prompt_tokens"].to_numpy(), 3500)
-    output = np.minimum(drawn["output_tokens"].to_numpy(), 4096 - prompt)
-    arrival = np.rint(np.cumsum(rng.exponential(1e9 / _RATE_PER_S, n))).astype(np.int64)
-    return pl.DataFrame(
-        {"request": np.arange(n), "arrival_ns": arrival, "received_ns": arrival, "prompt_tokens": prompt, "output_tokens": output}
-    ).with_columns(pl.lit("received").alias("arrival_of"), pl.lit("benchmark").alias("source"))
+    prompt = np.minimum(drawn["prompt_tokens"].to_numpy(), 3500).astype(np.int64)
+    output = np.minimum(drawn["output_tokens"].to_numpy(), 4096 - prompt).astype(np.int64)
+    arrival = np.rint(np.cumsum(rng.exponential(1e9 / rate_per_s, n))).astype(np.int64)
+    blocks = prompt // _BLOCK if shared else np.zeros(n, dtype=np.int64)
+    ptr = np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64)
+    row = np.repeat(np.arange(n), blocks)
+    j = np.arange(ptr[-1]) - ptr[row]
+    alike, group = rng.integers(0, 25, n), rng.integers(0, 200, n)
+    ids = np.where(j < alike[row], group[row] * 32 + j, 200 * 32 + np.arange(len(j)))
+    _, ids = np.unique(ids, return_inverse=True)
+    size = np.full(int(ids.max(initial=-1)) + 1, _BLOCK, dtype=np.int64)
+    return Workload(np.arange(n), arrival, prompt, output, ptr, ids.astype(np.int64), (j + 1) * _BLOCK, size)
 
 
-def main(n: int) -> None:
-    """Measure and print."""
-    frame = requests(n)
-    none = pl.from_arrow(schema.REQUESTS.arrow.empty_table())
-    assert isinstance(none, pl.DataFrame)
-    work = from_frame(pl.concat([none, frame], how="diagonal"))
-    policy = resolve(Policy(), _SERVER)
-    cost = fixed(any_prefill_ns=50e6, any_decode_ns=12e6)
-    passes = serve(work, policy, cost).steps.height  # compiles
-    times = []
-    for _ in range(_REPEATS):
+def batching(servers: int) -> Plan:
+    """Continuous batching with chunked prefill on so many servers."""
+    return Plan(engines=(_ENGINE,) * servers, costs=(_COST,))
+
+
+def full(pairs: int) -> Plan:
+    """Prefix cache, tiers, a split and contending links together, on so many pairs of servers."""
+    engines, links, ways = [], [], []
+    for role in ("prefill", "decode"):
+        for i in range(pairs):
+            spec = {"max_sequences": 128, "max_batched_tokens": 2048, "capacity_tokens": 7000 * _BLOCK}
+            engines.append(EngineSpec(f"{role}-{i}", role=role, block_size_tokens=_BLOCK, cache="pool", **spec))  # type: ignore[arg-type]
+    for i in range(2 * pairs):
+        for name, rate in (("out", 50), ("in", 50), ("down", 25), ("up", 25)):
+            links.append(LinkSpec(f"{name}-{i}", rate * 10**9))
+
+    def way(*on: int) -> int:
+        ways.append(Way(links=on, base_ns=5000, per_block_ns=100))
+        return len(ways) - 1
+
+    between = tuple(tuple(way(4 * i, 4 * (pairs + j) + 1) for j in range(pairs)) for i in range(pairs))
+    read, write = (tuple(way(4 * i + side) for i in range(2 * pairs)) for side in (3, 2))
+    tier = TierSpec("dram", "dram", 2_000_000, False, read, write, (-1,) * (2 * pairs), "through")
+    return Plan(
+        engines=tuple(engines), costs=(_COST,), links=tuple(links), ways=tuple(ways), handover=Handover(between), tiers=(tier,),
+        routing=Routing("least_load"), decode_routing=Routing("least_load"), kv_token_bytes=131_072,
+    )  # fmt: skip
+
+
+def measure(name: str, asked: Workload, plan: Plan) -> None:
+    """Run it a few times and print the middle one."""
+    times, steps = [], 0
+    for _ in range(_REPEATS if asked.n < 1_000_000 else 1):
+        count = _Count()
         start = time.process_time()
-        serve(work, policy, cost)
+        outcome = simulate(asked, plan, count)
         times.append(time.process_time() - start)
-    engine = sorted(times)[_REPEATS // 2]
-    print(f"replay engine: {n / engine:,.0f} requests per CPU-second")
-    print(f"replay engine passes: {passes / engine:,.0f} passes per CPU-second")
-    print(f"replay engine tokens: {int(work.output_tokens.sum()) / engine:,.0f} output tokens per CPU-second")
+        steps = count.steps
+        assert (outcome.requests[:, REQUEST.index("status")] == DONE).all()
+    engine = sorted(times)[len(times) // 2]
+    print(f"{name}: {asked.n / engine:,.0f} requests per CPU-second", flush=True)
+    print(f"{name} steps: {steps / engine:,.0f} steps per CPU-second", flush=True)
 
+
+def command() -> None:
+    """The whole command."""
+    n = 10_000
+    asked = work(n, _RATE_PER_S)
+    frame = pl.DataFrame(
+        {
+            "request": asked.request, "arrival_ns": asked.arrival_ns, "received_ns": asked.arrival_ns,
+            "prompt_tokens": asked.prompt_tokens, "output_tokens": asked.output_tokens,
+        }
+    ).with_columns(pl.lit("received").alias("arrival_of"), pl.lit("benchmark").alias("source"))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.trace"
         with TraceWriter(log, Manifest(origin="imported", servers=[_SERVER]), background=False) as w:
@@ -77,8 +142,8 @@ def main(n: int) -> None:
         for i in range(3):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             out = str(Path(folder) / f"{i}.trace")
-            command = [sys.executable, "-m", "hoptrace", "replay", str(log), "--cost", "fixed:50,12", "-q", "-o", out]
-            subprocess.run(command, check=True)
+            line = [sys.executable, "-m", "hoptrace", "replay", str(log), "--cost", "fixed:50,12", "-q", "-o", out]
+            subprocess.run(line, check=True)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             whole.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         cpu = sorted(whole)[1]
@@ -88,5 +153,22 @@ def main(n: int) -> None:
     print(f"replay trace size: {size / n:,.0f} bytes per request")
 
 
+def main(most: int) -> None:
+    """Measure and print."""
+    for plan, shared in ((batching(1), False), (full(1), True)):
+        simulate(work(100, _RATE_PER_S, shared=shared), plan, _Count())  # compiles
+    n = 10_000
+    while n <= most:
+        for servers in (1, 256):
+            asked = work(n, _RATE_PER_S * servers)
+            measure(f"replay engine, batching, {n:,} requests, {servers} servers", asked, batching(servers))
+        for pairs in (1, 128):
+            asked = work(n, _RATE_PER_S * pairs, shared=True)
+            measure(f"replay engine, full, {n:,} requests, {2 * pairs} servers", asked, full(pairs))
+        n *= 10
+    print(f"replay engine memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB at most")
+    command()
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
