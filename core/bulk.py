@@ -107,6 +107,8 @@ class BulkWriter:
         try:
             self.settle()
             self.manifest.closed = True
+            # Threads name the tables as they come to an end: the same call gives the same manifest.
+            self.manifest.tables = {name: self.manifest.tables[name] for name in sorted(self.manifest.tables)}
             self._folder.touch()
             try:
                 self._folder.save(force=True)

@@ -51,7 +51,8 @@ class Arrivals:
     @property
     def label(self) -> str:
         """For the manifest and the screen: ``recorded, 1.5 times as fast``."""
-        what = f"closed loop of {self.clients:,} clients" if self.kind == "closed" else self.kind
+        clients = "1 client" if self.clients == 1 else f"{self.clients or 0:,} clients"
+        what = f"closed loop of {clients}" if self.kind == "closed" else self.kind
         return what if self.rate == 1 else f"{what}, {float(self.rate):g} times as fast"
 
     def as_dict(self) -> dict[str, Any]:

@@ -206,3 +206,29 @@ def test_policies_lists_and_shows(tmp_path: Path) -> None:
     assert run("policies", "--show", again).stdout == shown.stdout
     assert json.loads(run("policies", "--json").stdout)[0]["name"] == "as-recorded"
     assert "max_batched_tokens" in run("policies", "--fields").stdout
+
+
+def test_with_a_horizon_the_table_is_of_what_was_written(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture, "--until", "1s", "-o", tmp_path / "a.trace")
+    assert p.returncode == 0, p.stderr
+    assert " not arrived" in p.stdout
+    assert "what-if" in p.stdout  # of 40 requests the own policy's run has all, and the trace that was written has not
+
+
+def test_what_is_assumed_is_said_once(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture.parent / "log.trace", "-o", tmp_path / "a.trace")
+    assert p.returncode == 0, p.stderr
+    said = [line.split("assumed: ", 1)[1] for line in p.stdout.splitlines() if line.startswith("  assumed: ")]
+    assert any("No platform was named" in x for x in said)
+    for x in said:
+        assert p.stdout.count(x) == 1, x
+
+
+def test_one_client(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture.parent / "log.trace", "--cost", "fixed:5,2", "--arrivals", "closed:1", "-o", tmp_path / "a.trace")
+    assert "arrivals: closed loop of 1 client (" in p.stdout
+
+
+def test_a_manifest_lists_its_tables_in_one_order(capture: Path) -> None:
+    names = list(json.loads((capture / "manifest.json").read_text())["tables"])
+    assert names == sorted(names)

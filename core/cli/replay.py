@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 @click.option(
     "--cost",
     metavar="C",
-    help="What a step costs: fitted (to the trace's own steps; the default where it has some), roofline, table:FILE, "
-    "aiconfigurator, or fixed:PREFILL_MS,DECODE_MS.",
+    help="What a step costs: fitted (to the trace's own steps; the default where it has some; fitted:mean without their "
+    "scatter), roofline, table:FILE, aiconfigurator, or fixed:PREFILL_MS,DECODE_MS.",
 )
 @click.option("--platform", metavar="F", help="A platform's name (`hoptrace platforms`), a TOML file, or from-trace.")
 @click.option(

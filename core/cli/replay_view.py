@@ -50,14 +50,16 @@ def show(result: Replayed, out: Path, description: str) -> None:
     assert info is not None
     console = PlainConsole(highlight=False)
     console.print(f"[bold]{escape(info.policy['name'])}[/bold]  {escape(description)}", soft_wrap=True)
-    for line in (*_policy(info.policy), _servers(result), _cost(info.cost_model), *_assumed(info.cost_model)):
+    assumed = _assumptions(info.cost_model)
+    for line in (*_policy(info.policy), _servers(result), _cost(info.cost_model), *(f"assumed: {x}" for x in assumed)):
         console.print(f"  {line}", soft_wrap=True, markup=False)
     why = f" ({result.arrivals.reason})" if result.arrivals.reason else ""
     console.print(f"  arrivals: {result.arrivals.label}{why}", soft_wrap=True, markup=False)
     for line in (*_traffic(result), *_ended(result)):
         console.print(f"  {line}", soft_wrap=True, markup=False)
     if result.own is not None and result.against is not None:
-        same = not info.policy["changes"] and result.arrivals.same and "recorded_on" not in info.cost_model
+        whole = "until_ns" not in (info.model_extra or {})  # else the what-if is not the run that its own policy is judged by
+        same = not info.policy["changes"] and result.arrivals.same and whole and "recorded_on" not in info.cost_model
         console.print(_table(result.own, None if same else result.against, None if same else result.change))
         if not same:
             console.print(
@@ -69,7 +71,7 @@ def show(result: Replayed, out: Path, description: str) -> None:
             console.print(_both(result.own, result.own_recorded), soft_wrap=True)
     else:
         console.print(_alone(result))
-    for warning in dict.fromkeys(info.warnings):
+    for warning in dict.fromkeys(w for w in info.warnings if w not in assumed):
         console.print(f"[yellow]note[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"Written: {out}", soft_wrap=True, markup=False)
 
@@ -139,9 +141,9 @@ def _cost(model: dict[str, Any]) -> str:
     return f"step cost: {model['kind']}{f' of {on}' if on else ''}{known}"
 
 
-def _assumed(model: dict[str, Any]) -> list[str]:
+def _assumptions(model: dict[str, Any]) -> list[str]:
     found = model.get("assumed")
-    return [f"assumed: {x}" for x in ([found] if isinstance(found, str) else found or [])]
+    return [found] if isinstance(found, str) else list(found or [])
 
 
 def _traffic(result: Replayed) -> list[str]:
