@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from hoptrace.cli import cli
 from hoptrace.errors import InputError, UsageError
+from hoptrace.replay.sweep import sweep
 from hoptrace.replay.sweep.grid import Grid, load_grid, parse_grid
 from hoptrace.samples import sample
 
@@ -166,3 +168,18 @@ def test_what_is_no_table_of_a_sweep_stays(trace: Path, tmp_path: Path) -> None:
     assert isinstance(done.exception, UsageError)
     assert "no sweep's table" in str(done.exception)
     assert pl.read_parquet(out).columns == ["a"]
+
+
+def test_two_at_once_both_end(trace: Path, tmp_path: Path) -> None:
+    """The other run ends between two points of this one, and takes the folder of points away."""
+    grid = tmp_path / "g.toml"
+    grid.write_text('[base]\ncost = "fixed:50,12"\n[axes]\nrate = ["1x", "2x"]\n', encoding="utf-8")
+    out = tmp_path / "s.parquet"
+
+    def told(done: int, of: int, what: str) -> None:
+        if done == 1:
+            shutil.rmtree(out.with_name("s.parquet.points"))
+
+    swept = sweep(trace, load_grid(grid), out, jobs=1, told=told)
+    assert swept.table["status"].to_list() == ["ok", "ok"]
+    assert out.is_file() and not out.with_name("s.parquet.points").exists()

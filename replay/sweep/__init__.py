@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -84,10 +85,11 @@ def sweep(
         table = _table(grid, known, done)
         temporary = out.with_name(out.name + ".part")
         table.write_parquet(temporary, metadata={"hoptrace.sweep": json.dumps({"trace": opened.name, "grid": grid.name})})
-        os.replace(temporary, out)
+        _name(temporary, out)
         for file in folder.glob("*.json"):
-            file.unlink()
-        folder.rmdir()
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: another run is at the same table
+            folder.rmdir()
     except OSError as e:
         raise EnvironmentProblem(
             f"{e.filename or out} cannot be written: {e.strerror}.", hint="Finished points are kept: run it again to go on."
@@ -122,9 +124,17 @@ def _earlier(out: Path, folder: Path, wanted: set[str], retry_failed: bool) -> d
 
 
 def _put(path: Path, content: bytes) -> None:
+    # Another run at the same table takes the folder away at its end.
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
     temporary.write_bytes(content)
-    os.replace(temporary, path)
+    _name(temporary, path)
+
+
+def _name(temporary: Path, path: Path) -> None:
+    """Give the file its name; where it is gone, another run at the same table has named it: the same rows."""
+    with suppress(FileNotFoundError):
+        os.replace(temporary, path)
 
 
 def _run(
