@@ -21,7 +21,7 @@ __all__ = ["print_report", "render", "section_blocks"]
 
 _WARNINGS = 3  # on the one screen
 _LINES = {
-    "latency": 7, "time": 9, "moves": 6, "coordination": 3, "hidden": 3, "layers": 3, "stranding": 2, "reversibility": 2,
+    "latency": 7, "time": 9, "moves": 6, "coordination": 3, "hidden": 3, "layers": 5, "stranding": 2, "reversibility": 2,
     "unseen": 2,
 }  # fmt: skip
 """Lines that a section may take on the one screen: what does not fit whole is left out, and the section says so by its name."""

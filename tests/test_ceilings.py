@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
 from support.memory import MemoryTrace
 
 import hoptrace
 from hoptrace.analysis.layers.ceilings import TERMS, Ceiling, factor_text
+from hoptrace.analysis.report_text import Short
 from hoptrace.errors import UsageError
 from hoptrace.manifest import Manifest, Server
 from hoptrace.replay.ceilings import QUESTIONS, ceilings
@@ -344,3 +348,10 @@ def test_a_replay_of_a_split_asks_for_its_transfers() -> None:
     assert c["transfers"].e2e is not None and c["transfers"].e2e > 1.01
     # Law 3: what the split's replay says is what its rows say.
     assert c["transfers"].error == pytest.approx({"e2e": 0, "ttft": 0, "tpot": 0}, abs=1e-8)
+
+
+def test_the_ceilings_line_is_on_the_screen_beside_a_headline_of_two_lines() -> None:
+    """Both wrap at 80 columns: what was asked for by --ceilings may not be left out."""
+    out = Console(width=80, file=io.StringIO())
+    out.print(Short("layers", [Text("layer " * 20), Text("End to end at most, " + "factor 1.00 x, " * 8)]))
+    assert "End to end at most" in out.file.getvalue()  # type: ignore[attr-defined]
