@@ -386,7 +386,9 @@ def test_a_configuration_that_changed_during_the_recording_is_said(tmp_path: Pat
 def test_what_cannot_be_replayed_is_refused_in_a_sentence(tmp_path: Path) -> None:
     parent = log(tmp_path / "log.trace")
     # What fails is no remedy: not `fitted`, nor a roofline of an unknown model.
-    with pytest.raises(InputError, match=r"no steps to fit .*\. Use --cost fixed:PREFILL_MS,DECODE_MS, table:FILE, or --cost roof"):
+    with pytest.raises(
+        InputError, match=r"no steps to fit .*\. Use --cost fixed:PREFILL_MS,DECODE_MS, table:FILE, or --cost roof"
+    ):
         predict(parent, "one-slot", cost="fitted")
     unsized = store(tmp_path / "u.trace", {"requests": parent.table("requests").collect()}, server(weight_bytes=None))
     with pytest.raises(InputError, match=r"--cost roofline --model NAME --platform NAME"):
