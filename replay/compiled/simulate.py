@@ -85,7 +85,8 @@ class _Run:
         plan, work = self.plan, self.work
         after = work.after if work.after is not None and bool((work.after >= 0).any()) else None
         alone = plan.routing.kind in _ALONE and plan.handover is None and not plan.tiers
-        if alone and plan.clients is None and after is None:
+        # What a horizon cuts off would be left in queues that the engines share.
+        if alone and plan.clients is None and after is None and plan.horizon_ns is None:
             requests_of = self._one_by_one()
         else:
             self._prepare(None)
@@ -96,6 +97,8 @@ class _Run:
                     self.w, ints(work.arrival_ns), np.empty(0, dtype=np.int64) if after is None else ints(after), -1
                 )
             self._advance()
+            if plan.clients is not None:
+                self._late_clients()
             self._close()
             requests_of = self.w.out
         end = int(self.w.g[c.END])
@@ -141,6 +144,17 @@ class _Run:
         while at < len(self.w.s):
             at = close(self.w, at)
             self._hand_on()
+
+    def _late_clients(self) -> None:
+        """A place that came free by the horizon, though whoever took it would have reached the router only after it."""
+        w, g = self.w, self.w.g
+        while g[c.NEXT_CLIENT] < self.work.n:
+            x = heap.first(w.queues, w.nodes, g[c.CLIENT_QUEUE])
+            if x < 0 or (arrival := w.nodes[x, heap.KEY] - self.plan.before_ns) > g[c.HORIZON]:
+                return
+            heap.dequeue(w.queues, w.nodes, g[c.CLIENT_QUEUE])
+            w.out[g[c.NEXT_CLIENT], REQUEST.index("arrival_ns")] = arrival
+            g[c.NEXT_CLIENT] += 1
 
     def _first_clients(self) -> None:
         w, n = self.w, min(self.plan.clients or 0, self.work.n)
