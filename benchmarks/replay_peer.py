@@ -19,7 +19,7 @@ import venv
 from pathlib import Path
 
 import polars as pl
-from replay_rate import requests
+from support.azure_requests import requests
 
 from hoptrace import schema
 from hoptrace.replay.compiled import simulate

@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import polars as pl
+from support.azure_requests import SERVER, requests
 
 import hoptrace
-from hoptrace.manifest import Manifest, Server
+from hoptrace.manifest import Manifest
 from hoptrace.replay.compiled import simulate
 from hoptrace.replay.outcome import DONE, REQUEST
 from hoptrace.replay.plan import EngineSpec, Handover, LinkSpec, Plan, Routing, TierSpec, Way
@@ -43,10 +43,6 @@ _COST = fixed(any_prefill_ns=50e6, any_decode_ns=12e6)
 _ENGINE = EngineSpec(
     "engine", max_sequences=128, max_batched_tokens=2048, capacity_tokens=7000 * _BLOCK, block_size_tokens=_BLOCK,
     context_tokens=4096,
-)  # fmt: skip
-_SERVER = Server(
-    name="engine", max_sequences=128, max_batched_tokens=2048, kv_capacity_tokens=7000 * _BLOCK, block_size_tokens=_BLOCK,
-    context_tokens=4096, prefix_caching=False,
 )  # fmt: skip
 
 
@@ -127,16 +123,10 @@ def measure(name: str, asked: Workload, plan: Plan) -> None:
 def command() -> None:
     """The whole command."""
     n = 10_000
-    asked = work(n, _RATE_PER_S)
-    frame = pl.DataFrame(
-        {
-            "request": asked.request, "arrival_ns": asked.arrival_ns, "received_ns": asked.arrival_ns,
-            "prompt_tokens": asked.prompt_tokens, "output_tokens": asked.output_tokens,
-        }
-    ).with_columns(pl.lit("received").alias("arrival_of"), pl.lit("benchmark").alias("source"))  # fmt: skip
+    frame = requests(n)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.trace"
-        with TraceWriter(log, Manifest(origin="imported", servers=[_SERVER]), background=False) as w:
+        with TraceWriter(log, Manifest(origin="imported", servers=[SERVER]), background=False) as w:
             w.append_arrow("requests", frame.to_arrow())
         whole = []
         for i in range(3):

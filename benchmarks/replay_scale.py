@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from replay_rate import _SERVER, requests
+from support.azure_requests import SERVER, requests
 
 import hoptrace
 from hoptrace.manifest import Manifest
@@ -29,7 +29,7 @@ def main(n: int, options: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".replay_scale-") as folder:
         log, small = Path(folder) / "log.trace", Path(folder) / "small.trace"
         for path, count in ((small, 1000), (log, n)):
-            with TraceWriter(path, Manifest(origin="imported", servers=[_SERVER]), background=False) as w:
+            with TraceWriter(path, Manifest(origin="imported", servers=[SERVER]), background=False) as w:
                 w.append_arrow("requests", requests(count).to_arrow())
         _run(small, Path(folder) / "compiled.trace", options)
         for words, more in (("without token rows", ["--no-tokens"]), ("with all token rows", [])):
