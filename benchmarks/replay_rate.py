@@ -24,19 +24,16 @@ import time
 from pathlib import Path
 
 import numpy as np
-from support.azure_requests import SERVER, requests
+from support.azure_requests import RATE_PER_S, SERVER, drawn, requests
 
-import hoptrace
 from hoptrace.manifest import Manifest
 from hoptrace.replay.compiled import simulate
 from hoptrace.replay.outcome import DONE, REQUEST
 from hoptrace.replay.plan import EngineSpec, Handover, LinkSpec, Plan, Routing, TierSpec, Way
 from hoptrace.replay.workload import Workload
-from hoptrace.samples import sample
 from hoptrace.stepcost import fixed
 from hoptrace.writer import TraceWriter
 
-_RATE_PER_S = 5.0
 _REPEATS = 3
 _BLOCK = 64
 _COST = fixed(any_prefill_ns=50e6, any_decode_ns=12e6)
@@ -60,11 +57,7 @@ class _Count:
 def work(n: int, rate_per_s: float, *, shared: bool = False) -> Workload:
     """``n`` requests. ``shared``: prompts have blocks, and begin alike."""
     rng = np.random.default_rng(0)
-    lengths = hoptrace.open(sample("azure-2023-conv")).table("requests").select("prompt_tokens", "output_tokens").collect()
-    drawn = lengths[rng.integers(0, lengths.height, n)]
-    prompt = np.minimum(drawn["prompt_tokens"].to_numpy(), 3500).astype(np.int64)
-    output = np.minimum(drawn["output_tokens"].to_numpy(), 4096 - prompt).astype(np.int64)
-    arrival = np.rint(np.cumsum(rng.exponential(1e9 / rate_per_s, n))).astype(np.int64)
+    arrival, prompt, output = drawn(rng, n, rate_per_s)
     blocks = prompt // _BLOCK if shared else np.zeros(n, dtype=np.int64)
     ptr = np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64)
     row = np.repeat(np.arange(n), blocks)
@@ -146,14 +139,14 @@ def command() -> None:
 def main(most: int) -> None:
     """Measure and print."""
     for plan, shared in ((batching(1), False), (full(1), True)):
-        simulate(work(100, _RATE_PER_S, shared=shared), plan, _Count())  # compiles
+        simulate(work(100, RATE_PER_S, shared=shared), plan, _Count())  # compiles
     n = 10_000
     while n <= most:
         for servers in (1, 256):
-            asked = work(n, _RATE_PER_S * servers)
+            asked = work(n, RATE_PER_S * servers)
             measure(f"replay engine, batching, {n:,} requests, {servers} servers", asked, batching(servers))
         for pairs in (1, 128):
-            asked = work(n, _RATE_PER_S * pairs, shared=True)
+            asked = work(n, RATE_PER_S * pairs, shared=True)
             measure(f"replay engine, full, {n:,} requests, {2 * pairs} servers", asked, full(pairs))
         n *= 10
     print(f"replay engine memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB at most")
