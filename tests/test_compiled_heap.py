@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,30 +10,6 @@ from hypothesis import strategies as st
 from hoptrace.replay.compiled import heap as h
 
 SMALL = st.integers(0, 3)
-EVENT = st.tuples(st.sampled_from([-(1 << 62), 0, 1, 2, 1 << 62]), SMALL, SMALL, SMALL)
-SCRIPT = st.lists(st.one_of(st.just("pop"), st.tuples(st.sampled_from(["push", "replace"]), EVENT)))
-
-
-@given(SCRIPT)
-def test_events_come_out_in_lexicographic_order(script: list[Any]) -> None:
-    heap, n = h.events(1), 0
-    model: list[tuple[int, ...]] = []
-    for item in script:
-        if item == "pop":
-            if model:
-                assert tuple(heap[0]) == heapq.heappop(model)
-                n = h.pop(heap, n)
-        elif item[0] == "push" or not model:
-            heap, n = h.push(heap, n, *item[1])
-            heapq.heappush(model, item[1])
-        else:
-            assert tuple(heap[0]) == heapq.heapreplace(model, item[1])
-            h.replace(heap, n, *item[1])
-        assert n == len(model)
-    while n:
-        assert tuple(heap[0]) == heapq.heappop(model)
-        n = h.pop(heap, n)
-    assert not model
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.tuples(SMALL, SMALL)))))

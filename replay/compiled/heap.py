@@ -1,15 +1,6 @@
-"""Two priority queues, compiled: the events of a replay, and requests that wait in many queues at once. int64 throughout.
+"""Requests that wait in many queues at once, compiled; int64 throughout.
 
-**Events**: a binary heap of rows (time, kind, a, b), least row first, compared word by word. ``heap`` is int64[capacity, 4],
-``n`` how many it holds::
-
-    heap = events(64); n = 0
-    heap, n = push(heap, n, time, kind, a, b)   # heap comes back larger if it was full
-    heap[0, TIME], heap[0, KIND], ...           # the next one, if n > 0
-    n = pop(heap, n)                            # drops it
-    replace(heap, n, time, kind, a, b)          # drops it and adds another, cheaper than both
-
-**Queues**: any number of queues over one table of nodes, each ordered by (key, arrival, number), least first. A node is in one
+Any number of queues over one table of nodes, each ordered by (key, arrival, number), least first. A node is in one
 queue at most. Requests that come in order are appended to a list, in O(1); the others go into a pairing heap (Fredman,
 Sedgewick, Sleator, Tarjan 1986), O(log n) amortised. Nothing depends on the number of queues::
 
@@ -26,92 +17,13 @@ import numpy as np
 from hoptrace.compiling import cached_njit
 from hoptrace.replay.jit import lean
 
-__all__ = [
-    "A", "ARRIVAL", "B", "COUNT", "KEY", "KIND", "NUMBER", "TIME", "dequeue", "enqueue", "events", "first", "grown", "pop",
-    "push", "queue_heads", "queue_nodes", "replace",
-]  # fmt: skip
-
-TIME, KIND, A, B = 0, 1, 2, 3
-"""Columns of an event."""
+__all__ = ["ARRIVAL", "COUNT", "KEY", "NUMBER", "dequeue", "enqueue", "first", "queue_heads", "queue_nodes"]
 
 KEY, ARRIVAL, NUMBER, _NEXT, _CHILD = 0, 1, 2, 3, 4
 """Columns of a node. ``_NEXT``: the next one in the list, or the next sibling in the heap."""
 
 _HEAD, _TAIL, _ROOT, COUNT = 0, 1, 2, 3
 """Columns of a queue: its list's ends, its heap's root, how many wait."""
-
-
-@cached_njit
-def events(capacity: int) -> np.ndarray:
-    """An empty heap of events."""
-    return np.empty((max(1, capacity), 4), dtype=np.int64)
-
-
-@cached_njit
-def grown(heap: np.ndarray) -> np.ndarray:
-    """The same heap with twice the room."""
-    bigger = np.empty((2 * heap.shape[0], 4), dtype=np.int64)
-    bigger[: heap.shape[0]] = heap
-    return bigger
-
-
-@cached_njit
-def push(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> tuple[np.ndarray, int]:
-    """Add an event: (heap, n + 1)."""
-    if n == heap.shape[0]:
-        heap = grown(heap)
-    i = n
-    while i > 0:
-        p = (i - 1) >> 1
-        t = heap[p, 0]
-        if t < time:
-            break
-        if t == time:
-            k = heap[p, 1]
-            if k < kind or (k == kind and (heap[p, 2] < a or (heap[p, 2] == a and heap[p, 3] <= b))):
-                break
-        heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = t, heap[p, 1], heap[p, 2], heap[p, 3]
-        i = p
-    heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = time, kind, a, b
-    return heap, n + 1
-
-
-@lean()
-def pop(heap: np.ndarray, n: int) -> int:
-    """Drop the least event; there must be one. Returns n − 1."""
-    n -= 1
-    if n > 0:
-        replace(heap, n, heap[n, 0], heap[n, 1], heap[n, 2], heap[n, 3])
-    return n
-
-
-@lean()
-def replace(heap: np.ndarray, n: int, time: int, kind: int, a: int, b: int) -> None:
-    """Drop the least event and add another, in about half the time of both; there must be one."""
-    i = 0
-    while True:
-        c = 2 * i + 1
-        if c >= n:
-            break
-        if c + 1 < n and _before(heap, c + 1, heap[c, 0], heap[c, 1], heap[c, 2], heap[c, 3]):
-            c += 1
-        if not _before(heap, c, time, kind, a, b):
-            break
-        heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = heap[c, 0], heap[c, 1], heap[c, 2], heap[c, 3]
-        i = c
-    heap[i, 0], heap[i, 1], heap[i, 2], heap[i, 3] = time, kind, a, b
-
-
-@lean()
-def _before(heap: np.ndarray, i: int, time: int, kind: int, a: int, b: int) -> bool:
-    """Whether row ``i`` comes before the given event."""
-    if heap[i, 0] != time:
-        return heap[i, 0] < time
-    if heap[i, 1] != kind:
-        return heap[i, 1] < kind
-    if heap[i, 2] != a:
-        return heap[i, 2] < a
-    return heap[i, 3] < b
 
 
 @cached_njit
