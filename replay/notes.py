@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from hoptrace.comparison import COMPOSITION, Comparison
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps
-from hoptrace.replay.fidelity import COMPOSITION, Comparison
 from hoptrace.stepcost import StepCost
 
 __all__ = ["basis", "changed", "compared", "drift", "noise", "refused"]

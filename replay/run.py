@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hoptrace.bulk import BulkWriter
+from hoptrace.comparison import Comparison, compare
 from hoptrace.errors import HoptraceError
 from hoptrace.manifest import ReplayInfo
 from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.arrivals import Arrivals
-from hoptrace.replay.fidelity import Comparison, compare
 from hoptrace.replay.memory_trace import FramesTrace, Parts
 from hoptrace.replay.notes import basis, changed, compared, drift, noise, refused
 from hoptrace.replay.outcome import REQUEST, UNFINISHED

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from support.workloads import MS, store
 
+from hoptrace.comparison import compare
 from hoptrace.reader import Trace
-from hoptrace.replay.fidelity import compare
 
 
 def capture(path: Path, *requests: tuple[int, int, int, int, int]) -> Trace:

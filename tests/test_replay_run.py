@@ -11,11 +11,11 @@ import pytest
 from support.workloads import MS, server, store
 
 from hoptrace.analysis.latency.accounting import account
+from hoptrace.comparison import compare
 from hoptrace.errors import InputError, UsageError
 from hoptrace.metrics import summary
 from hoptrace.reader import Trace, open_trace
 from hoptrace.reconstruct import Steps, steps_of
-from hoptrace.replay.fidelity import compare
 from hoptrace.replay.overheads import overheads
 from hoptrace.replay.policy import parse_policy
 from hoptrace.replay.run import basis, drift, predict, replay

@@ -24,7 +24,7 @@ from hoptrace.manifest import read_manifest, write_manifest
 from hoptrace.reader import Trace
 
 if TYPE_CHECKING:
-    from hoptrace.replay.fidelity import Comparison
+    from hoptrace.comparison import Comparison
 
 __all__ = ["Options", "Results", "run"]
 
@@ -85,8 +85,8 @@ def run(o: Options) -> None:
 
 
 def _steps(o: Options, model: Path, progress: Progress) -> Results:
+    from hoptrace.comparison import compare, speed
     from hoptrace.reconstruct import steps_of
-    from hoptrace.replay.fidelity import compare, speed
     from hoptrace.replay.run import predict, write
     from hoptrace.samples import sample
     from hoptrace.stepcost import fit

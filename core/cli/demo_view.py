@@ -10,7 +10,7 @@ from rich.table import Table
 from hoptrace.cli.figures import figure, percent_off
 
 if TYPE_CHECKING:
-    from hoptrace.replay.fidelity import Comparison
+    from hoptrace.comparison import Comparison
 
 __all__ = ["drift", "print_comparison", "quiet_enough"]
 

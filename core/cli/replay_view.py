@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hoptrace.cli.figures import figure, percent_off
 
 if TYPE_CHECKING:
-    from hoptrace.replay.fidelity import Comparison
+    from hoptrace.comparison import Comparison
     from hoptrace.replay.run import Replayed
 
 __all__ = ["as_dict", "show"]

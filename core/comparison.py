@@ -1,4 +1,4 @@
-"""Predicted against observed: how far a replay stands from what was measured, per metric and per request."""
+"""Two traces of the same work, one predicted and one observed: how far apart, per metric and per request."""
 
 from __future__ import annotations
 
