@@ -112,21 +112,26 @@ def test_prompts_first(name: str, budget: int, engine: str) -> None:
         assert np.abs(last - of(rows, "last_token_ms")).max() <= 0.001
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("name", "prefills"), [("pair", 1), ("two_to_one", 2)])
-def test_prefill_decode(name: str, prefills: int, engine: str) -> None:
-    """The prefill side to the microsecond, the decode side in its percentiles: the mocker begins one transfer a pass, vLLM (and
-    we) as many as there is room for."""
-    rows = said(name)
+def split(rows: list[dict[str, Any]], prefills: int) -> tuple[Workload, Plan]:
+    """The requests of a reference on so many prefill workers and a decode worker."""
     engines = (
         *(EngineSpec(f"p{i}", role="prefill", **RULES) for i in range(prefills)),
         # Its transfers last as long as their tokens take, whatever else is sent: so many ns a token, no link.
         EngineSpec("d", role="decode", **{**RULES, "block_size_tokens": 1}),
     )
     handover = Handover(((0,),) * prefills, first_token="recompute")
-    plan = Plan(engines, (COST,), ways=(Way(per_block_ns=13_107),), handover=handover, kv_token_bytes=131_072)
+    ways = (Way(per_block_ns=13_107),)
+    return asked(rows), Plan(engines, (COST,), ways=ways, handover=handover, kv_token_bytes=131_072)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "prefills"), [("pair", 1), ("two_to_one", 2)])
+def test_prefill_decode(name: str, prefills: int, engine: str) -> None:
+    """The prefill side to the microsecond, the decode side in its percentiles: the mocker begins one transfer a pass, vLLM (and
+    we) as many as there is room for."""
+    rows = said(name)
+    work, plan = split(rows, prefills)
     names = ("prefill_end_ns", "engine", "first_token_ns", "last_token_ns", "handover_end_ns", "handover_start_ns")
-    work = asked(rows)
     end, where, first, last, arrived, started = column(ENGINES[engine], work, plan, *names)
     assert np.abs(end - of(rows, "source_held_ms")).max() <= 0.001
     assert (where == of(rows, "prefill_worker_idx")).all()

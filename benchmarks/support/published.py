@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 __all__ = ["Check", "Row"]
 
@@ -25,3 +26,7 @@ class Check:
     rows: list[Row] = field(default_factory=list)
     met: bool = False
     why: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"met": bool(self.met)}  # numpy's bool is none of JSON's
