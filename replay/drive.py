@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -23,7 +24,7 @@ from hoptrace.clock import TraceClock
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.openai_stream import StreamDecoder
 from hoptrace.reader import Trace
-from hoptrace.replay.prompts import Calibration, Sizes, prompts, sizes, text
+from hoptrace.replay.prompts import Calibration, Sizes, id_prompts, prompts, sizes, text
 from hoptrace.replay.workload import Workload, workload
 from hoptrace.sse import SSEParser
 
@@ -35,6 +36,7 @@ SESSION = "x-session-id"
 _START_S = 0.2  # between the last preparation and the first request
 _CONNECT_S = 10.0
 _PROBE_S = 60.0
+_OURS = ("prompt", "max_tokens", "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,16 @@ async def drive(
     max_concurrency: int = 1024,
     timeout_s: float = 600.0,
     model: str | None = None,
+    token_ids: bool = False,
+    body: Mapping[str, Any] | None = None,
+    name: str | None = None,
     progress: Callable[[int], None] | None = None,
     result: DriveResult | None = None,
 ) -> DriveResult:
     """Send a workload to the server at ``url`` (streaming ``/v1/completions``) and wait for the answers.
 
-    Prompts are made of real words with about the wanted tokens (the server's own tokenizer is asked); answers have exactly
-    ``output_tokens``, where the server knows ``ignore_eos``.
+    Prompts are made of real words with about the wanted tokens (the server's own tokenizer is asked), or of token ids; answers
+    have exactly ``output_tokens``, where the server knows ``ignore_eos``. A request's ``priority`` goes with it.
 
     Args:
         rate: 1.5 for arrivals one and a half times as fast.
@@ -142,15 +147,23 @@ async def drive(
         prompt_scale, output_scale, max_prompt_tokens, max_output_tokens: lengths for a smaller machine.
         max_concurrency: requests on their way at once; more wait here, and their lateness is reported.
         timeout_s: a request that takes longer has failed.
+        token_ids: prompts are lists of ids, of exactly the wanted length; also for servers without a tokenizer (vLLM, SGLang).
+        body: further fields of each request's body; ``temperature`` and the like are overridden.
+        name: the first part of each request's id; else one drawn for this drive. The same name in two drives of one workload
+            gives a request the same id in both recordings.
         progress: told how many requests have come to their end.
         result: filled as it goes, for those who may have to stop.
 
     Raises:
-        UsageError: ``url`` is no URL, or a length or the timeout is not possible.
+        UsageError: ``url`` is no URL, a length or the timeout is not possible, or ``body`` sets what the workload sets.
         EnvironmentProblem: nobody answers at ``url``, or no OpenAI-compatible server.
     """
     if not 0 < timeout_s < float("inf"):
         raise UsageError(f"A timeout of {timeout_s} s is not possible.", hint="Give a positive number of seconds.")
+    if ours := [k for k in _OURS if k in (body or {})]:
+        raise UsageError(f"{ours[0]!r} of a request's body comes from the trace.", hint="Give other fields.")
+    if name is not None and not re.fullmatch(r"[\w.-]{1,100}", name, re.ASCII):
+        raise UsageError(f"{name[:60]!r} cannot be part of a request's id.", hint="Use letters, digits, . _ and -.")
     base = _base(url)
     out = result if result is not None else DriveResult()
     work = (workload(work) if isinstance(work, Trace) else work).at_rate(rate)
@@ -164,9 +177,15 @@ async def drive(
     timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None, sock_connect=_CONNECT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         out.model = model or await _model(session, base)
-        out.calibration = await _calibrate(session, base, out.model)
-        made = prompts(work, size, out.calibration)
-        await _send_all(session, base, work, size, made, max_concurrency, timeout_s, progress, out)
+        made: list[Any]
+        if token_ids:
+            made = id_prompts(work, size)
+        else:
+            out.calibration = await _calibrate(session, base, out.model)
+            made = prompts(work, size, out.calibration)
+        # Unlike any other drive's: two of them may meet in one capture.
+        run = name or secrets.token_hex(4)
+        await _send_all(session, base, work, size, made, run, dict(body or {}), max_concurrency, timeout_s, progress, out)
     return out
 
 
@@ -175,7 +194,9 @@ async def _send_all(
     base: str,
     work: Workload,
     size: Sizes,
-    made: list[str],
+    made: list[Any],
+    run: str,
+    more: dict[str, Any],
     max_concurrency: int,
     timeout_s: float,
     progress: Callable[[int], None] | None,
@@ -184,8 +205,6 @@ async def _send_all(
     clock = TraceClock.start()
     places = asyncio.Semaphore(max_concurrency)
     begin = clock.now_ns() + int(_START_S * 1e9)
-    # Unlike any other drive's: two of them may meet in one capture.
-    run = secrets.token_hex(4)
     first = int(work.arrival_ns[0])
 
     async def one(i: int, intended: int) -> None:
@@ -194,6 +213,9 @@ async def _send_all(
                 "model": out.model, "prompt": made[i], "max_tokens": size.output_tokens[i], "stream": True, "temperature": 0,
                 "ignore_eos": True, "stream_options": {"include_usage": True},
             }  # fmt: skip
+            if work.priority is not None:
+                body["priority"] = int(work.priority[i])
+            body |= more
             number = int(work.request[i])
             headers = {"x-request-id": f"hoptrace-{run}-{number}", INTENDED: str(intended), "Accept": "text/event-stream"}
             if work.session and (talk := work.session[i]) is not None:

@@ -1,4 +1,5 @@
-"""Synthetic prompts: real words, as many tokens as wanted, beginning alike where a workload's prefix blocks are equal."""
+"""Synthetic prompts: real words, or token ids, as many tokens as wanted, beginning alike where a workload's prefix blocks are
+equal."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 from hoptrace.errors import UsageError
 from hoptrace.replay.workload import Workload
 
-__all__ = ["WORDS", "Calibration", "Sizes", "prompts", "sizes", "text"]
+__all__ = ["TOKEN_IDS", "WORDS", "Calibration", "Sizes", "id_prompts", "prompts", "sizes", "text"]
 
 # Longer than any model's context; a prompt of so many words takes a second to make and 5 MB.
 MOST_TOKENS = 10_000_000
@@ -28,6 +29,9 @@ _TEXT = (
     "while last might us great old year off come since against go came right used take three"
 )
 WORDS = tuple(_TEXT.split())
+
+TOKEN_IDS = range(100, 1000)
+"""Ids that every vocabulary has, past the special tokens that most have first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +125,33 @@ def prompts(work: Workload, size: Sizes, calibration: Calibration) -> list[str]:
             parts.append(text(wanted - have, f"request {work.request[i]}"))
         made.append(" ".join(" ".join(parts).split(" ")[:wanted]))
     return made
+
+
+def id_prompts(work: Workload, size: Sizes) -> list[list[int]]:
+    """A prompt of token ids per request, of exactly the wanted length.
+
+    Requests whose first k blocks are equal begin with the same ids, others differ from the first on. A block has as many ids as
+    it has tokens in the request that shows it first.
+    """
+    block_ids: dict[int, list[int]] = {}
+    made = []
+    for i in range(work.n):
+        wanted = size.prompt_tokens[i]
+        ids: list[int] = []
+        before = 0
+        for j in range(int(work.block_ptr[i]), int(work.block_ptr[i + 1])):
+            block, end = int(work.block_id[j]), int(work.block_end[j])
+            if block not in block_ids:
+                block_ids[block] = _ids(max(1, round((end - before) * size.scale)), f"block {block}")
+            before = end
+            ids += block_ids[block]
+            if len(ids) >= wanted:
+                break
+        if len(ids) < wanted:
+            ids += _ids(wanted - len(ids), f"request {work.request[i]}")
+        made.append(ids[:wanted])
+    return made
+
+
+def _ids(n: int, seed: str) -> list[int]:
+    return random.Random(seed).choices(TOKEN_IDS, k=n)

@@ -30,7 +30,7 @@ import hoptrace
 from hoptrace.cli.drive import command
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.replay.drive import drive
-from hoptrace.replay.prompts import WORDS, Calibration, prompts, sizes
+from hoptrace.replay.prompts import TOKEN_IDS, WORDS, Calibration, id_prompts, prompts, sizes
 
 Answer = Callable[[dict[str, Any], web.StreamResponse], Awaitable[None]]
 
@@ -243,6 +243,46 @@ def test_prompts_begin_alike_where_the_blocks_are_equal() -> None:
     assert a[:8] == b[:8] and a[8:12] != b[8:12]
     assert a[:4] != c[:4] and a[:4] != d[:4] and c[:4] != d[:4]
     assert prompts(work, sizes(work), Calibration())[0].split() == a
+
+
+def test_token_ids_begin_alike_where_the_blocks_are_equal_and_are_as_many_as_wanted() -> None:
+    work = make((0, 12, 1, [0, 1, 2]), (1, 15, 1, [0, 1, 3]), (2, 12, 1, [7, 8, 9]), (3, 5, 1), (4, 6, 1, [0, 1]))
+    a, b, c, d, e = id_prompts(work, sizes(work))
+    assert [len(x) for x in (a, b, c, d, e)] == [12, 15, 12, 5, 6]
+    assert a[:8] == b[:8] and a[8:] != b[8:12] and e == a[:6]
+    assert a[0] != c[0] and a[:4] != d[:4]
+    assert {t for x in (a, b, c, d) for t in x} <= set(TOKEN_IDS)
+    halved = id_prompts(work, sizes(work, prompt_scale=0.5))
+    assert [len(x) for x in halved] == [6, 8, 6, 2, 3] and halved[0][:4] == halved[1][:4]
+
+
+async def test_token_ids_more_fields_priorities_and_a_name() -> None:
+    async def count(body: dict[str, Any], out: web.StreamResponse) -> None:
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+        await out.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+
+    work = replace(WORK, priority=np.array([2, 0, 1]))
+    async with Server(count, tokenizer=False).running() as s:
+        r = await drive(work, s.url, token_ids=True, body={"cache_salt": "x", "temperature": 1}, name="pair-1")
+    assert [x.prompt_tokens for x in r.records] == [21, 41, 9] and r.failed == 0
+    by_length = sorted(s.bodies, key=lambda b: len(b["prompt"]))
+    assert [(b["cache_salt"], b["temperature"], b["priority"]) for b in by_length] == [("x", 1, 1), ("x", 1, 2), ("x", 1, 0)]
+    assert sorted(h["x-request-id"] for h in s.headers) == ["hoptrace-pair-1-0", "hoptrace-pair-1-1", "hoptrace-pair-1-2"]
+
+
+async def test_a_body_cannot_set_what_the_trace_sets_nor_a_name_break_a_header() -> None:
+    with pytest.raises(UsageError, match="'prompt' of a request's body comes from the trace"):
+        await drive(WORK, "http://127.0.0.1:9", body={"prompt": "mine"})
+    for name in ("", "a\r\nx: y", "a b", "é"):
+        with pytest.raises(UsageError, match="cannot be part of a request's id"):
+            await drive(WORK, "http://127.0.0.1:9", name=name)
+
+
+@pytest.mark.parametrize("text", ["", "x", "[1]", '"x"', "{", "null"])
+def test_the_command_takes_a_json_object_as_body(text: str) -> None:
+    ran = CliRunner().invoke(command, ["t.trace", "--against", "http://127.0.0.1:9", "--body", text])
+    assert ran.exit_code == 2
+    assert "is not a JSON object" in ran.output
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.floats(0.01, 3))

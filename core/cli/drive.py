@@ -35,6 +35,23 @@ class _Finite(click.FloatRange):
         return number
 
 
+class _Body(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            self.fail(f'{str(value)[:60]!r} is not a JSON object; write it like \'{{"cache_salt": "x"}}\'', param, ctx)
+        return found
+
+
 @click.command("drive", short_help="Send a trace's work to a live server.")
 @click.argument("trace", type=click.Path(path_type=Path), metavar="T.trace")
 @click.option("--against", "url", required=True, metavar="URL", help="The server, or hoptrace's proxy in front of it.")
@@ -76,6 +93,9 @@ class _Finite(click.FloatRange):
     help="A request that takes longer than so many seconds has failed.",
 )
 @click.option("--model", metavar="NAME", help="Model to ask for; the first that the server names if not given.")
+@click.option("--token-ids", is_flag=True, help="Prompts as token ids, of exactly the trace's lengths (vLLM, SGLang, llama.cpp).")
+@click.option("--body", type=_Body(), metavar="JSON", help='Further fields of each request\'s body: \'{"cache_salt": "x"}\'.')
+@click.option("--name", metavar="NAME", help="First part of the requests' ids: the same in two drives pairs their requests.")
 @click.option(
     "-o",
     "--output",
@@ -91,7 +111,8 @@ def command(trace: Path, url: str, rate: str, out: Path | None, as_json: bool, q
 
     Requests are sent at the trace's own times (an open loop: a slow server does not slow the arrivals), with prompts and answers
     of its lengths. The trace holds no text, so prompts are made of common words; where prompts of the trace begin alike, these
-    do too; turns of one session say so in a header. Answers get exactly their length where the server knows `ignore_eos`.
+    do too; turns of one session say so in a header, and a request's priority goes in its body. Answers get exactly their length
+    where the server knows `ignore_eos`.
     Ctrl-C stops it.
 
     With -o the server is recorded meanwhile, as `hoptrace attach --proxy` does, and each request's intended and sent times stand
@@ -103,6 +124,7 @@ def command(trace: Path, url: str, rate: str, out: Path | None, as_json: bool, q
       hoptrace attach http://127.0.0.1:8000 --proxy :9000 -o live.trace &
       hoptrace drive run.trace --against http://127.0.0.1:9000
       hoptrace drive azure.trace --against http://127.0.0.1:9000 --limit 60 --rate 0.5x --max-prompt-tokens 400
+      hoptrace drive run.trace --against http://127.0.0.1:9000 --token-ids --body '{"cache_salt": "second run"}'
     """
     import hoptrace
     from hoptrace.collectors.apart import recording
