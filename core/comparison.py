@@ -11,7 +11,9 @@ from hoptrace.metrics import Stat, arrivals_known, itl_ns, request_metrics, stat
 from hoptrace.reader import Trace
 from hoptrace.stepcost import StepCost
 
-__all__ = ["COMPOSITION", "METRICS", "STATISTICS", "Comparison", "Difference", "compare", "speed"]
+__all__ = [
+    "COMPOSITION", "METRICS", "STATISTICS", "Comparison", "Difference", "Matched", "compare", "matched", "speed", "values",
+]  # fmt: skip
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p95", "p99")
@@ -109,20 +111,22 @@ def speed(steps: pl.DataFrame, cost: StepCost) -> float | None:
     return int((known["end_ns"] - known["start_ns"]).sum()) / priced if priced > 0 else None
 
 
-def compare(observed: Trace, predicted: Trace, *, known: Trace | None = None) -> Comparison:
-    """Compare two traces over their finished requests.
+@dataclass(frozen=True)
+class Matched:
+    """The finished requests of two traces: :func:`hoptrace.metrics.request_metrics` with a ``name``.
 
-    If at least nine tenths of the requests on either side have a twin of the same name and lengths on the other, only twins
-    are compared, and their own errors too; else the distributions of all. The name is ``request_id`` if both sides give each
-    request one of its own and share any, else the number: a load generator sends its ids again, while two requests that arrive
-    together may swap their numbers.
-
-    Of twins, each metric is taken over those for which both sides know it, so that it never holds some requests against others.
-
-    Args:
-        known: of twins only those for which this trace, too, knows the metric (if it knows it of any): so the difference of two
-            replays is over the requests that both were held against a recording for.
+    ``paired``: row i of one is the twin of row i of the other, in the order of ``name``; else all of both. ``notes``: see
+    :attr:`Comparison.notes`.
     """
+
+    observed: pl.DataFrame
+    predicted: pl.DataFrame
+    paired: bool
+    notes: tuple[str, ...] = ()
+
+
+def matched(observed: Trace, predicted: Trace) -> Matched:
+    """Which request of one trace is which of the other, by the rule of :func:`compare`."""
     a, b = _named(observed, predicted)
     key = ["name", "prompt_tokens", "output_tokens"]
     twins = a.select(key).join(b.select(key), on=key)
@@ -138,6 +142,26 @@ def compare(observed: Trace, predicted: Trace, *, known: Trace | None = None) ->
         x, y = int(a["output_tokens"].sum()), int(b["output_tokens"].sum())
         if x and abs(y - x) > 0.01 * x:
             notes.append(f"They do unequal work: {x:,} output tokens observed, {y:,} predicted.")
+    return Matched(a, b, paired, tuple(notes))
+
+
+def compare(observed: Trace, predicted: Trace, *, known: Trace | None = None) -> Comparison:
+    """Compare two traces over their finished requests.
+
+    If at least nine tenths of the requests on either side have a twin of the same name and lengths on the other, only twins
+    are compared, and their own errors too; else the distributions of all. The name is ``request_id`` if both sides give each
+    request one of its own and share any, else the number: a load generator sends its ids again, while two requests that arrive
+    together may swap their numbers.
+
+    Of twins, each metric is taken over those for which both sides know it, so that it never holds some requests against others.
+
+    Args:
+        known: of twins only those for which this trace, too, knows the metric (if it knows it of any): so the difference of two
+            replays is over the requests that both were held against a recording for.
+    """
+    twins = matched(observed, predicted)
+    a, b, paired = twins.observed, twins.predicted, twins.paired
+    notes = list(twins.notes)
     found: list[Difference] = []
     fewer: dict[str, list[str]] = {}
     for m in METRICS:
@@ -173,8 +197,8 @@ def _metric(
     m: str, one: tuple[Trace, pl.DataFrame], other: tuple[Trace, pl.DataFrame], paired: bool, third: Trace | None = None
 ) -> tuple[Stat, Stat, int | None, str | None]:
     """A metric of both sides: over how many requests, if not over all to which it applies; and a sentence on that."""
-    values = [x.select("name", "request").join(_values(m, t, x), on="request") for t, x in (one, other)]
-    known = [v.select("name").unique() for v in values]
+    sides = [x.select("name", "request").join(values(m, t, x), on="request") for t, x in (one, other)]
+    known = [v.select("name").unique() for v in sides]
     # A single token has no token after it: neither ITL nor TPOT applies.
     several = (pl.col("output_tokens") > 1).fill_null(True)
     alone = m in ("itl", "tpot")
@@ -182,25 +206,26 @@ def _metric(
     counts = [k.height for k in known]
     if not all(counts):
         # Nothing to hold one against the other: no error can come of it, and a known side stays known.
-        return stat(values[0]["value"]), stat(values[1]["value"]), None, None
+        return stat(sides[0]["value"]), stat(sides[1]["value"]), None, None
     if not paired:
         partly = [f"{counts[i]} of {total[i]} requests {('observed', 'predicted')[i]}" for i in (0, 1) if counts[i] < total[i]]
         note = f"known only for {' and '.join(partly)}; the sides may differ by that alone." if partly else None
-        return stat(values[0]["value"]), stat(values[1]["value"]), None, note
+        return stat(sides[0]["value"]), stat(sides[1]["value"]), None, note
     both = known[0].join(known[1], on="name")
     if third is not None:
-        told = _values(m, third, request_metrics(third)).select("request").unique()
+        told = values(m, third, request_metrics(third)).select("request").unique()
         of_both = one[1].select("name", "request").join(both, on="name", how="semi").join(told, on="request", how="semi")
         both = of_both.select("name") if of_both.height else both
-    first, second = (stat(v.join(both, on="name", how="semi")["value"]) for v in values)
+    first, second = (stat(v.join(both, on="name", how="semi")["value"]) for v in sides)
     if both.height >= total[0]:
         return first, second, None, None
     why = f"compared over {both.height} of {total[0]} requests; for the others it is not known on both sides."
     return first, second, both.height, why
 
 
-def _values(m: str, trace: Trace, requests: pl.DataFrame) -> pl.DataFrame:
-    """request, value: the metric where it is known; of ITL one row per interval."""
+def values(m: str, trace: Trace, requests: pl.DataFrame) -> pl.DataFrame:
+    """request, value (ns): the metric where it is known; of ITL one row per interval. ``requests``: the trace's
+    :func:`hoptrace.metrics.request_metrics`."""
     if m == "itl":
         found = itl_ns(trace).select("request", pl.col("itl_ns").alias("value"))
     else:
