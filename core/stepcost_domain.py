@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,30 @@ import polars as pl
 
 from hoptrace.stepcost import FEATURES, StepCost, composition_of, features_array
 
-__all__ = ["Domain"]
+__all__ = ["BESIDE", "Beyond", "Domain"]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 _ASKED = tuple(f for f in FEATURES if f not in ("step", "any_prefill", "any_decode", "batched"))
 """The others are 0 or 1: what was never seen of them was dropped from the fit, with a note."""
+BESIDE = "prompts beside decoders"
+"""Steps of both phases, where the fit saw only steps of one: each was seen as far as it goes, but never together."""
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """One quantity that left what was seen.
+
+    Attributes:
+        name: of :data:`hoptrace.stepcost.FEATURES`, of a looked-up piece (``piece: variable``), or :data:`BESIDE`.
+        asked, seen: least and most of it; of BESIDE decoders in such steps, and (0, 0).
+        steps, ns: how many steps left it, and how long they take together.
+    """
+
+    name: str
+    asked: tuple[int, int]
+    seen: tuple[int, int]
+    steps: int
+    ns: int
 
 
 class Domain:
@@ -27,7 +47,31 @@ class Domain:
         self._seen: dict[str, tuple[int, int]] = {}
         self._asked: dict[str, tuple[int, int]] = {}
         self._outside: dict[str, int] = {}
+        self._each_ns: dict[str, int] = {}
         self._outside_ns = 0
+        kinds = cost.error.get("by_kind") if cost.error else None
+        self._never_beside = cost.origin == "fitted" and isinstance(kinds, dict) and "mixed" not in kinds
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what the cost was measured on; else nothing ever lies outside."""
+        return self._known
+
+    @property
+    def step_ns(self) -> tuple[int, int]:
+        """Step time of all steps, and of those that lie outside, in ns."""
+        return self._ns, self._outside_ns
+
+    @property
+    def steps(self) -> int:
+        """Steps that were added."""
+        return self._steps
+
+    def beyond(self) -> list[Beyond]:
+        """The quantities that left what was seen, in the order of :meth:`sentences`."""
+        return [
+            Beyond(name, self._asked[name], self._seen[name], n, self._each_ns[name]) for name, n in self._outside.items() if n
+        ]
 
     def add(self, steps: pl.DataFrame) -> None:
         """``steps``: composition as in the table `steps`, and start_ns, end_ns."""
@@ -47,6 +91,7 @@ class Domain:
             self._asked[name] = (min(low, before[0]), max(high, before[1]))
             beyond = counts & ((values < seen[0]) | (values > seen[1]))
             self._outside[name] += int(beyond.sum())
+            self._each_ns[name] = self._each_ns.get(name, 0) + int(took[beyond].sum())
             ever |= beyond
         self._outside_ns += int(took[ever].sum())
 
@@ -59,6 +104,10 @@ class Domain:
                 if name in self._cost.domain:
                     values = features[:, FEATURES.index(name)]
                     found.append((name, values, values > 0, self._cost.domain[name]))
+            if self._never_beside:
+                decoders = features[:, FEATURES.index("decode_requests")]
+                both = (decoders > 0) & (features[:, FEATURES.index("prefill_tokens")] > 0)
+                found.append((BESIDE, decoders, both, (0, 0)))
         held = composition_of(steps) if self._cost.pieces else None
         for piece in self._cost.pieces:
             if held is None or piece.seen is None:
@@ -72,14 +121,12 @@ class Domain:
     def sentences(self) -> list[str]:
         """One for each quantity that left what was seen, and how much of the steps' time rests on that."""
         said = []
-        for name, n in self._outside.items():
-            if not n:
-                continue
-            (low, high), (seen_low, seen_high) = self._asked[name], self._seen[name]
-            said.append(
-                f"{name} of {_range(low, high)} was asked for, {_range(seen_low, seen_high)} was seen: "
-                f"extrapolated in {n:,} of {self._steps:,} steps."
-            )
+        for b in self.beyond():
+            far = f"extrapolated in {b.steps:,} of {self._steps:,} steps."
+            if b.name == BESIDE:
+                said.append(f"Steps of prompts beside decoders were asked for, none was seen: {far}")
+            else:
+                said.append(f"{b.name} of {_range(*b.asked)} was asked for, {_range(*b.seen)} was seen: {far}")
         if said and self._ns:
             said.append(f"{100 * self._outside_ns / self._ns:.0f} % of the replay's step time rests on extrapolated step costs.")
         return said
