@@ -41,7 +41,9 @@ _MOST_NS = 1 << 61
 @dataclass(frozen=True)
 class Prepared:
     """``work``: as recorded. ``own_work``, ``own``: as the trace says that it arrived, under its own policy. ``asked_work``,
-    ``planned``: what is asked for. ``how``: what the manifest says of the step cost. ``until_ns``: after the first arrival."""
+    ``planned``: what is asked for. ``how``: what the manifest says of the step cost. ``until_ns``: after the first arrival.
+    ``plan_for``: plans another policy on top of what the trace ran under, for ``asked_work`` as ``planned`` is: many what-ifs
+    of one trace need its step cost and its times only once."""
 
     parent: Parent
     policy: Policy
@@ -56,6 +58,7 @@ class Prepared:
     planned: Planned
     how: dict[str, Any]
     until_ns: int | None
+    plan_for: Callable[[Policy], Planned] | None = None
 
 
 def parse_until(text: str | int | None) -> int | None:
@@ -93,7 +96,7 @@ def prepare(
     until_ns = parse_until(until)
     one_rank(trace)
     ran = own_policy(trace.manifest)
-    asked = on_top(ran.policy, policy)
+    asked = on_top(ran.policy, policy)  # what does not go together is said before anything is read
     server = ran.server
     # Of a replay: what its transfers go by. Its step cost is that of its own steps.
     named = None if platform == FROM_TRACE else platform
@@ -153,14 +156,19 @@ def prepare(
 
     own = plan(ran.policy, own_work, own_costs, room=rooms[0])
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
-    planned = plan(
-        asked, asked_work, costs, room=rooms[1], clients=clients if kind == "closed" else None, horizon_ns=horizon
-    )  # fmt: skip
+
+    def plan_for(another: Policy) -> Planned:
+        full = on_top(ran.policy, another)
+        return plan(
+            full, asked_work, costs, room=rooms[1], clients=clients if kind == "closed" else None, horizon_ns=horizon
+        )  # fmt: skip
+
+    planned = plan_for(policy)
     told = server.kv_capacity_tokens or server.block_count
     if named is not None and told and rooms[1] is None and asked.kv.capacity_tokens is None:
         note = f"KV space is the trace's server's, not that of {named}: set kv.capacity_tokens if it differs."
         planned = replace(planned, notes=(*planned.notes, note))
     return Prepared(
         parent_of(trace), policy, seen, observed(trace), work, own_work, how_own, own, asked_work, how_asked, planned, how,
-        until_ns,
+        until_ns, plan_for,
     )  # fmt: skip
