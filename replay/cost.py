@@ -17,6 +17,7 @@ from hoptrace.replay.costs.fixed import fixed
 from hoptrace.replay.costs.host import mean_host_ns
 from hoptrace.replay.costs.scaled import on_platform
 from hoptrace.replay.costs.table import read_table
+from hoptrace.replay.overheads import Overheads
 from hoptrace.roofline import platform_of
 from hoptrace.stepcost import StepCost, fit
 from hoptrace.stepcost_fit import MIN_STEPS
@@ -24,7 +25,7 @@ from hoptrace.stepcost_roofline import roofline
 
 __all__ = ["ASSUMED_PLATFORM", "FROM_TRACE", "KINDS", "Chosen", "choose", "choose_cost"]
 
-KINDS = ("fitted", "roofline", "table:FILE", "aiconfigurator", "fixed:PREFILL_MS,DECODE_MS")
+KINDS = ("fitted", "file:FILE", "roofline", "table:FILE", "aiconfigurator", "fixed:PREFILL_MS,DECODE_MS")
 ASSUMED_PLATFORM = "h100-sxm-80gb"
 """Taken, and said to be taken, where neither the trace nor the user names a machine."""
 FROM_TRACE = "from-trace"
@@ -44,6 +45,7 @@ class Chosen:
         room: null where the KV space is told, or the memory is not known; else what was assumed of it, in sentences, and
             ``server.kv_capacity_tokens`` is its size; empty where the weights leave none. It hangs on the ranks and the platform,
             so a plan asks for each kind of server.
+        outside: null, or the times outside steps that a cost file tells.
     """
 
     cost: StepCost
@@ -51,6 +53,7 @@ class Chosen:
     server: Server
     notes: tuple[str, ...] = ()
     room: tuple[str, ...] | None = None
+    outside: Overheads | None = None
 
 
 def choose(
@@ -90,6 +93,11 @@ def choose(
         return _fitted(asked, rest == "mean")
     if kind == "roofline" and not rest:
         return _roofline(asked)
+    if kind == "file" and rest:
+        from hoptrace.replay.calibration.use import use
+
+        used = use(rest, server, steps, model=model, platform=platform, recorded_on=recorded_on)
+        return Chosen(used.cost, used.how, used.server, used.notes, outside=used.outside)
     if kind == "table" and rest:
         found = load_model(model).on(server) if model else server
         return _noted(Chosen(read_table(rest, found), {"kind": "table", "table": rest}, found), _untouched("table's", platform))

@@ -14,12 +14,13 @@ from hoptrace.manifest import Server
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.arrivals import Arrivals, arrange, parse_arrivals
+from hoptrace.replay.calibration.use import merged
 from hoptrace.replay.cost import FROM_TRACE, Chosen, choose
 from hoptrace.replay.overheads import overheads
 from hoptrace.replay.parent import Parent, observed, one_rank, parent_of
 from hoptrace.replay.planning import CostOf, Planned, RoomOf, plan_of
 from hoptrace.replay.policy import Policy, load_policy
-from hoptrace.replay.policy.own import on_top, own_policy
+from hoptrace.replay.policy.own import Own, on_top, own_policy
 from hoptrace.replay.workload import Workload, parse_rate, workload
 from hoptrace.stepcost import StepCost
 
@@ -59,6 +60,7 @@ class Prepared:
     how: dict[str, Any]
     until_ns: int | None
     plan_for: Callable[[Policy], Planned] | None = None
+    asked_parent: Parent | None = None
 
 
 def parse_until(text: str | int | None) -> int | None:
@@ -88,22 +90,29 @@ def prepare(
     arrivals: str | None,
     until: str | int | None,
     say: Callable[[str], None],
+    under: Own | None = None,
+    doing: Trace | None = None,
 ) -> Prepared:
-    """See :func:`hoptrace.replay.run.run` for the arguments and what is raised."""
+    """See :func:`hoptrace.replay.run.run` for the arguments and what is raised.
+
+    ``under``: another server and what it ran under, which ``policy`` goes on top of instead of the trace's own. ``doing``: the
+    trace whose requests are asked for; null: this one.
+    """
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     fast = parse_rate(rate) if isinstance(rate, str) else Fraction(rate)
     kind, clients = parse_arrivals(arrivals)
     until_ns = parse_until(until)
     one_rank(trace)
     ran = own_policy(trace.manifest)
-    asked = on_top(ran.policy, policy)  # what does not go together is said before anything is read
+    base = under or ran
+    asked = on_top(base.policy, policy)  # what does not go together is said before anything is read
     server = ran.server
     # Of a replay: what its transfers go by. Its step cost is that of its own steps.
     named = None if platform == FROM_TRACE else platform
     paths_of = named or ran.platform
     say("reading the workload")
     work = workload(trace)
-    asked_work, how_asked = arrange(work, trace, arrivals, fast)
+    asked_work, how_asked = arrange(work if doing is None else workload(doing), doing or trace, arrivals, fast)
     # Recorded arrivals that were asked for are held against themselves; else the trace says what its own are.
     own_work, how_own = arrange(work, trace, "recorded" if kind == "recorded" else None)
     say("looking at the recorded steps")
@@ -140,6 +149,7 @@ def prepare(
     else:
         chosen = priced(server, platform)
         server, how = chosen.server, chosen.how | ({"assumed": list(chosen.notes)} if chosen.notes else {})
+        outside = outside if chosen.outside is None else merged(chosen.outside, outside)
         rooms = (None, None) if chosen.room is None else (room(False), room(True))
         # What knows the machine is asked for each kind of server; what does not is one for all.
         several = how["kind"] in ("roofline", "aiconfigurator", "table")
@@ -149,26 +159,26 @@ def prepare(
             # What was observed is held against the machine that it was observed on.
             own_costs = priced(server, None).cost
 
-    def plan(p: Policy, w: Workload, priced: StepCost | CostOf, **more: Any) -> Planned:
-        return plan_of(
-            p, server=server, work=w, costs=priced, overheads=outside, platform=paths_of, steps=seen.steps, seed=seed, **more
-        )
+    def plan(p: Policy, w: Workload, priced: StepCost | CostOf, on: Server = server, **more: Any) -> Planned:
+        more = {"platform": paths_of} | more
+        return plan_of(p, server=on, work=w, costs=priced, overheads=outside, steps=seen.steps, seed=seed, **more)
 
     own = plan(ran.policy, own_work, own_costs, room=rooms[0])
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
 
     def plan_for(another: Policy) -> Planned:
-        full = on_top(ran.policy, another)
-        return plan(
-            full, asked_work, costs, room=rooms[1], clients=clients if kind == "closed" else None, horizon_ns=horizon
-        )  # fmt: skip
+        full = on_top(base.policy, another)
+        more: dict[str, Any] = {"clients": clients if kind == "closed" else None, "horizon_ns": horizon, "room": rooms[1]}
+        if under is not None:
+            more |= {"on": under.server, "platform": named or under.platform}
+        return plan(full, asked_work, costs, **more)
 
     planned = plan_for(policy)
     told = server.kv_capacity_tokens or server.block_count
-    if named is not None and told and rooms[1] is None and asked.kv.capacity_tokens is None:
+    if under is None and named is not None and told and rooms[1] is None and asked.kv.capacity_tokens is None:
         note = f"KV space is the trace's server's, not that of {named}: set kv.capacity_tokens if it differs."
         planned = replace(planned, notes=(*planned.notes, note))
     return Prepared(
         parent_of(trace), policy, seen, observed(trace), work, own_work, how_own, own, asked_work, how_asked, planned, how,
-        until_ns, plan_for,
+        until_ns, plan_for, None if doing is None else parent_of(doing),
     )  # fmt: skip

@@ -27,6 +27,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     "drive": ("drive", "Send a trace's work to a live server."),
     "import": ("import_files", "Read other tools' files into a trace."),
     "replay": ("replay", "Ask what-if: the same work under another policy."),
+    "calibrate": ("calibrate", "Fit what a step costs, and keep it; probe a server for a wider domain."),
     "sweep": ("sweep", "Ask many what-ifs: the product of policies, platforms and loads."),
     "policies": ("policies", "List the policies there are, or print one as TOML."),
     "platforms": ("platforms", "List the platforms there are, or print one as TOML."),

@@ -153,7 +153,7 @@ def _content(option: str, value: Any) -> Any:
     text = str(value)
     if option == "platform" and text in platforms():
         return platforms()[text]
-    path = Path(text.removeprefix("table:"))
+    path = Path(text.removeprefix("table:").removeprefix("file:").split(",speed=")[0])
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else value
     except OSError:
