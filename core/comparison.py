@@ -115,19 +115,20 @@ def speed(steps: pl.DataFrame, cost: StepCost) -> float | None:
 class Matched:
     """The finished requests of two traces: :func:`hoptrace.metrics.request_metrics` with a ``name``.
 
-    ``paired``: row i of one is the twin of row i of the other, in the order of ``name``; else all of both. ``notes``: see
-    :attr:`Comparison.notes`.
+    ``paired``: row i of one is the twin of row i of the other, in the order of ``name``; else all of both. ``by``: the column of
+    `requests` that is the name. ``notes``: see :attr:`Comparison.notes`.
     """
 
     observed: pl.DataFrame
     predicted: pl.DataFrame
     paired: bool
+    by: str
     notes: tuple[str, ...] = ()
 
 
 def matched(observed: Trace, predicted: Trace) -> Matched:
     """Which request of one trace is which of the other, by the rule of :func:`compare`."""
-    a, b = _named(observed, predicted)
+    a, b, by = _named(observed, predicted)
     key = ["name", "prompt_tokens", "output_tokens"]
     twins = a.select(key).join(b.select(key), on=key)
     paired = twins.height > 0 and twins.height >= _SAME_WORK * max(a.height, b.height)
@@ -142,7 +143,7 @@ def matched(observed: Trace, predicted: Trace) -> Matched:
         x, y = int(a["output_tokens"].sum()), int(b["output_tokens"].sum())
         if x and abs(y - x) > 0.01 * x:
             notes.append(f"They do unequal work: {x:,} output tokens observed, {y:,} predicted.")
-    return Matched(a, b, paired, tuple(notes))
+    return Matched(a, b, paired, by, tuple(notes))
 
 
 def compare(observed: Trace, predicted: Trace, *, known: Trace | None = None) -> Comparison:
@@ -177,20 +178,16 @@ def compare(observed: Trace, predicted: Trace, *, known: Trace | None = None) ->
     return Comparison(tuple(found), paired, (a.height, b.height), _per_request(a, b) if paired else {}, tuple(notes))
 
 
-def _named(observed: Trace, predicted: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The metrics of both, each request with the ``name`` that tells which one it is."""
+def _named(observed: Trace, predicted: Trace) -> tuple[pl.DataFrame, pl.DataFrame, str]:
+    """The metrics of both, each request with the ``name`` that tells which one it is, and the column that this is."""
     sides = []
     for trace in (observed, predicted):
         ids = trace.table("requests").select("request", "request_id").collect()
         sides.append(request_metrics(trace).join(ids, on="request", how="left", maintain_order="left"))
     a, b = sides
     own = all(x["request_id"].null_count() == 0 and x["request_id"].n_unique() == x.height for x in sides)
-    by_id = own and bool(a["request_id"].is_in(b["request_id"].implode()).any())
-    return a.with_columns(_name(by_id)), b.with_columns(_name(by_id))
-
-
-def _name(by_id: bool) -> pl.Expr:
-    return pl.col("request_id" if by_id else "request").alias("name")
+    by = "request_id" if own and bool(a["request_id"].is_in(b["request_id"].implode()).any()) else "request"
+    return a.with_columns(pl.col(by).alias("name")), b.with_columns(pl.col(by).alias("name")), by
 
 
 def _metric(

@@ -20,7 +20,7 @@ from hoptrace.metrics import Stat, arrivals_known, request_metrics, stat
 from hoptrace.reader import Trace
 from hoptrace.slo import ITL_LIMITS, Goodput, goodput
 
-__all__ = ["FIELD_METRICS", "Drafts", "FieldMetrics", "Preemption", "field_metrics"]
+__all__ = ["FIELD_METRICS", "Drafts", "FieldMetrics", "Preemption", "field_metrics", "preemption"]
 
 TIMES = ("client_ttft", "server_ttft", "engine_ttft", "client_lateness", "way_in", "first_token_way_out")
 
@@ -121,7 +121,7 @@ def field_metrics(trace: Trace, *, slo: Mapping[str, int] | None = None) -> Fiel
     done = seen.filter(pl.col("finish_ns").is_not_null() & pl.col("error").is_null())
     known = arrivals_known(trace)
     times = {name: stat(done[name]) for name in TIMES}
-    preemption = _preemption(trace, seen.height)
+    preempted = preemption(trace, seen.height)
     unseen: list[str] = []
     notes: list[str] = []
     if done.height:
@@ -137,7 +137,7 @@ def field_metrics(trace: Trace, *, slo: Mapping[str, int] | None = None) -> Fiel
         notes.append(late)
     if apart := _apart(done):
         notes.append(apart)
-    if preemption.preemptions is None:
+    if preempted.preemptions is None:
         unseen.append("No step says whether it preempted anyone: preemption is unknown.")
     drafts = _drafts(trace)
     duration = _duration(done) if known else None
@@ -159,7 +159,7 @@ def field_metrics(trace: Trace, *, slo: Mapping[str, int] | None = None) -> Fiel
         seen_from=_seen_from(trace),
         prompt_tokens=prompt,
         total_tokens_per_s=total * 1e9 / duration if total is not None and duration else None,
-        preemption=preemption,
+        preemption=preempted,
         drafts=drafts,
         loop=_loop(trace, seen, known),
         goodput=held,
@@ -236,7 +236,8 @@ def _apart(done: pl.DataFrame) -> str | None:
     )
 
 
-def _preemption(trace: Trace, requests: int) -> Preemption:
+def preemption(trace: Trace, requests: int) -> Preemption:
+    """How often requests lost their place, of ``requests`` that there are."""
     row = trace.sql(PREEMPTED).row(0, named=True)
     if row["preemptions"] is None and row["seen"]:  # stays tell of some, steps of none
         return Preemption(row["seen"], True, row["requests"], requests)

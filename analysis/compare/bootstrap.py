@@ -11,7 +11,7 @@ larger than its largest: the bootstrap's interval misses in some 9 to 18 % of ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "composition_intervals",
     "interval",
     "ratio_intervals",
+    "ratios",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -135,6 +136,49 @@ def ratio_intervals(a: Floats, b: Floats, *, paired: bool, narrower: float = 1.0
     found = _bounds(*args, paired=paired, values=a.size + b.size, narrower=narrower)
     point = ratios(b, np.ones(len(b), dtype=np.int64)) - ratios(a, np.ones(len(a), dtype=np.int64))
     return [] if found is None else [(low - p, high - p) for (low, high), p in zip(found, point.tolist(), strict=True)]
+
+
+def ratios(above: Sequence[tuple[Sample, int]], below: Sequence[tuple[Sample, int]]) -> dict[str, tuple[float, Bounds | None]]:
+    """Π ``above`` ÷ Π ``below`` of the mean, p50, p95 and p99, each with its 95 % interval (null where too few requests or draws
+    tell one).
+
+    Each sample comes with the number of its group: samples of one group hold the same requests at the same positions, which are
+    drawn together; groups are drawn apart. A ratio that the samples do not tell (a figure of 0, no value) is missing.
+    """
+    samples = [*((s, g, 1.0) for s, g in above), *((s, g, -1.0) for s, g in below)]
+    sizes = {g: s.requests for s, g, _ in samples}
+    if any(s.requests != sizes[g] for s, g, _ in samples):
+        raise ValueError("samples of one group must hold the same requests")
+    if not all(len(s.values) for s, _, _ in samples):
+        return {}
+    ordered = [(*_sorted(s), g, sign) for s, g, sign in samples]
+
+    def log(times: dict[int, Ints]) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = [sign * np.log(_stats(v, o, times[g])) for v, o, g, sign in ordered]
+        return np.asarray(np.sum(terms, axis=0), dtype=np.float64)
+
+    point = log({g: np.ones(n, dtype=np.int64) for g, n in sizes.items()})
+    known = np.isfinite(point)
+    if not known.any():
+        return {}
+    bounds: list[Bounds | None] = [None] * len(STATS)
+    least = min(sizes.values())
+    if least >= 2:
+        draws = int(min(_DRAWS, max(_FEWEST, _WORK // max(sum(len(s.values) for s, _, _ in samples), 1))))
+        rng = np.random.default_rng(_SEED)
+        drawn = np.empty((draws, len(STATS)))
+        for i in range(draws):
+            drawn[i] = log({g: np.bincount(rng.integers(0, n, n), minlength=n) for g, n in sizes.items()})
+        narrower = max(s.narrower for s, _, _ in samples)
+        for k in np.flatnonzero(known).tolist():
+            usable = drawn[np.isfinite(drawn[:, k]), k]
+            if len(usable) < _FEWEST // 2:
+                continue
+            wider = narrower * (_wider(least, _QUANTILES[k - 1]) if k else 1.0)
+            low, high = np.exp(point[k] + (np.quantile(usable, [0.025, 0.975]) - point[k]) * wider)
+            bounds[k] = (float(low), float(high))
+    return {name: (float(np.exp(point[k])), bounds[k]) for k, name in enumerate(STATS) if known[k]}
 
 
 def ranks(n: int, window: tuple[float, float] | None) -> tuple[int, int]:
