@@ -31,62 +31,70 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 _TIMES = {"step_ms": 20.0, "prefill_ms": 0.02, "decode_ms": 0.2, "jitter": 0.0, "budget": 0}
 
 
-class Recorded(Scheduler):
-    """The scheduler of vLLM; its steps last ``step_ms + prefill_ms × prompt tokens + decode_ms × decoders``, each times a
-    factor drawn from 1 ± ``jitter``. ``budget`` sets max_num_batched_tokens anew (0: as started)."""
+def modelled(base: Any) -> Any:
+    """A subclass of a vLLM scheduler class whose steps last as long as is stated."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._truth = open(os.environ["MODELLED_TRUTH"], "a", buffering=1)  # noqa: PTH123, SIM115 — for the process's life
-        self._times = dict(_TIMES)
-        self._most = self.max_num_scheduled_tokens
-        self._began: dict[int, int] = {}
-        self._before: dict[int, dict[str, int]] = {}
-        self._n = 0
-        self._random = random.Random(0)
-        self._read_ns = 0
-        self._read()
+    class Recorded(base):  # type: ignore[misc]
+        """The scheduler of vLLM; its steps last ``step_ms + prefill_ms × prompt tokens + decode_ms × decoders``, each times a
+        factor drawn from 1 ± ``jitter``. ``budget`` sets max_num_batched_tokens anew (0: as started)."""
 
-    def _read(self) -> None:
-        self._read_ns = time.monotonic_ns()
-        path = Path(os.environ["MODELLED_TIMES"])
-        if path.exists():
-            self._times = _TIMES | json.loads(path.read_text())
-        self.max_num_scheduled_tokens = int(self._times["budget"]) or self._most
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        start = time.monotonic_ns()
-        if start - self._read_ns > 500_000_000 and len(self.running) <= 1:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._truth = open(os.environ["MODELLED_TRUTH"], "a", buffering=1)  # noqa: PTH123, SIM115 — for the process's life
+            self._times = dict(_TIMES)
+            self._most = self.max_num_scheduled_tokens
+            self._began: dict[int, int] = {}
+            self._before: dict[int, dict[str, int]] = {}
+            self._n = 0
+            self._random = random.Random(0)
+            self._read_ns = 0
             self._read()
-        out = super().schedule(*args, **kwargs)
-        self._began[id(out)] = start
-        before = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs}
-        cached = out.scheduled_cached_reqs
-        before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self._before[id(out)] = before
-        return out
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        start, before = self._began.pop(id(scheduler_output)), self._before.pop(id(scheduler_output))
-        scheduled = scheduler_output.num_scheduled_tokens
-        if not scheduled:
+        def _read(self) -> None:
+            self._read_ns = time.monotonic_ns()
+            path = Path(os.environ["MODELLED_TIMES"])
+            if path.exists():
+                self._times = _TIMES | json.loads(path.read_text())
+            self.max_num_scheduled_tokens = int(self._times["budget"]) or self._most
+
+        def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+            start = time.monotonic_ns()
+            if start - self._read_ns > 500_000_000 and len(self.running) <= 1:
+                self._read()
+            out = super().schedule(*args, **kwargs)
+            self._began[id(out)] = start
+            before = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs}
+            cached = out.scheduled_cached_reqs
+            before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+            self._before[id(out)] = before
+            return out
+
+        def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+            start, before = self._began.pop(id(scheduler_output)), self._before.pop(id(scheduler_output))
+            scheduled = scheduler_output.num_scheduled_tokens
+            if not scheduled:
+                return super().update_from_output(scheduler_output, model_runner_output)
+            # A request decodes once its whole prompt has been computed; after a preemption its own tokens are a prompt again.
+            decoders = [r for r in scheduled if r in self.requests and before[r] >= self.requests[r].num_prompt_tokens]
+            decoders = [r for r in decoders if scheduled[r] <= 1 + len(scheduler_output.scheduled_spec_decode_tokens.get(r, ()))]
+            prefill = sum(scheduled.values()) - sum(scheduled[r] for r in decoders)
+            t = self._times
+            lasts = (t["step_ms"] + t["prefill_ms"] * prefill + t["decode_ms"] * len(decoders)) * 1e6
+            until = start + int(lasts * (1 + t["jitter"] * self._random.uniform(-1, 1)))
+            while (left := until - time.monotonic_ns()) > 0:
+                time.sleep(left / 1e9)
+            end = time.monotonic_ns()
+            made = dict(zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True))
+            row = {r: [n, before[r], len(made[r])] for r, n in scheduled.items()}
+            line = {"n": self._n, "s": start, "e": end, "r": row, "p": sorted(scheduler_output.preempted_req_ids or ())}
+            self._truth.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._n += 1
             return super().update_from_output(scheduler_output, model_runner_output)
-        # A request decodes once its whole prompt has been computed; after a preemption its own tokens are a prompt again.
-        decoders = [r for r in scheduled if r in self.requests and before[r] >= self.requests[r].num_prompt_tokens]
-        decoders = [r for r in decoders if scheduled[r] <= 1 + len(scheduler_output.scheduled_spec_decode_tokens.get(r, ()))]
-        prefill = sum(scheduled.values()) - sum(scheduled[r] for r in decoders)
-        t = self._times
-        lasts = (t["step_ms"] + t["prefill_ms"] * prefill + t["decode_ms"] * len(decoders)) * 1e6
-        until = start + int(lasts * (1 + t["jitter"] * self._random.uniform(-1, 1)))
-        while (left := until - time.monotonic_ns()) > 0:
-            time.sleep(left / 1e9)
-        end = time.monotonic_ns()
-        made = dict(zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True))
-        row = {r: [n, before[r], len(made[r])] for r, n in scheduled.items()}
-        line = {"n": self._n, "s": start, "e": end, "r": row, "p": sorted(scheduler_output.preempted_req_ids or ())}
-        self._truth.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._n += 1
-        return super().update_from_output(scheduler_output, model_runner_output)
+
+    return Recorded
+
+
+Recorded: Any = modelled(Scheduler)
 
 
 class Nothing(Executor):

@@ -14,6 +14,7 @@ from hoptrace.replay.compiled.loop import CROWDED, FULL, SHORT, advance, close
 from hoptrace.replay.compiled.setup import ints, prepare, refused, requests
 from hoptrace.replay.compiled.store import room
 from hoptrace.replay.draws import draw
+from hoptrace.replay.engine_blocks import in_engine_blocks
 from hoptrace.replay.jit import compiled
 from hoptrace.replay.outcome import REQUEST, Outcome, Sink
 from hoptrace.replay.plan import Plan
@@ -71,7 +72,7 @@ def simulate(
         progress: called now and then with the fraction of the requests that are done.
         separate: go through every decoder in every step, as a check of the fast way; the rows are the same.
     """
-    return _Run(work, plan, sink, progress, separate).go()
+    return _Run(in_engine_blocks(work, plan), plan, sink, progress, separate).go()
 
 
 class _Run:

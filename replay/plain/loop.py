@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hoptrace.errors import HoptraceError
+from hoptrace.replay.engine_blocks import in_engine_blocks
 from hoptrace.replay.outcome import DONE, PREEMPTED, REFUSED, REQUEST, UNFINISHED, Outcome, Sink
 from hoptrace.replay.plain.arrivals import Arrivals
 from hoptrace.replay.plain.build import build
@@ -41,6 +42,7 @@ def simulate(
         UsageError: the plan makes no sense. InputError: a plug-in is not there, or misbehaves; it is named.
     """
     check(plan)
+    work = in_engine_blocks(work, plan)
     requests = requests_of(work, plan.order)
     world, order = build(work, plan, requests, sink, parts or Parts())
     arrivals = Arrivals(work, plan, requests, never_fit(plan, requests), world.ended)

@@ -1,0 +1,98 @@
+"""Ids of short blocks become ids of the engine's own: what is found is found in whole engine blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hoptrace.replay.engine_blocks import in_engine_blocks
+from hoptrace.replay.outcome import REQUEST, Kept
+from hoptrace.replay.plan import EngineSpec, Plan
+from hoptrace.replay.simulation import simulation
+from hoptrace.replay.workload import Workload
+from hoptrace.stepcost import StepCost
+
+_COST = StepCost({"step": 1_000_000}, "fixed")
+
+
+def _work(prompts: list[int], blocks: list[list[int]], ends: list[list[int]], gap_ns: int = 10**9) -> Workload:
+    n = len(prompts)
+    ids = np.array([b for one in blocks for b in one], dtype=np.int64)
+    end = np.array([e for one in ends for e in one], dtype=np.int64)
+    length = [e - (one[i - 1] if i else 0) for one in ends for i, e in enumerate(one)]
+    least = np.full(int(ids.max()) + 1 if len(ids) else 0, 1 << 60, dtype=np.int64)
+    np.minimum.at(least, ids, np.array(length, dtype=np.int64))
+    ptr = np.cumsum([0, *map(len, blocks)]).astype(np.int64)
+    number = np.arange(n, dtype=np.int64)
+    ones = np.ones(n, dtype=np.int64)
+    return Workload(number, number * gap_ns, np.array(prompts, dtype=np.int64), ones, ptr, ids, end, least)
+
+
+def _plan(*sizes: int, cache: Any = "pool") -> Plan:
+    return Plan(tuple(EngineSpec(f"e{i}", block_size_tokens=s, cache=cache) for i, s in enumerate(sizes)), (_COST,))
+
+
+def test_two_of_sixteen_make_one_of_thirty_two() -> None:
+    work = _work([90, 40], [[0, 1, 2, 3, 4], [0, 1]], [[16, 32, 48, 64, 80], [16, 32]])
+    made = in_engine_blocks(work, _plan(32))
+    assert made.block_ptr.tolist() == [0, 2, 3]
+    assert made.block_id.tolist() == [1, 3, 1]
+    assert made.block_end.tolist() == [32, 64, 32]
+    assert made.block_tokens[[1, 3]].tolist() == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("ends", "sizes", "why"),
+    [
+        ([16, 32, 48], (16,), "as long as the engine's"),
+        ([64, 128], (32,), "longer than the engine's"),
+        ([15, 31, 46], (32,), "blocks of characters end unevenly"),
+        ([24, 48], (32,), "no whole part"),
+        ([16, 32], (32, 48), "the engines' common divisor is what they are"),
+    ],
+)
+def test_others_stay(ends: list[int], sizes: tuple[int, ...], why: str) -> None:
+    work = _work([200], [list(range(len(ends)))], [ends])
+    assert in_engine_blocks(work, _plan(*sizes)) is work, why
+
+
+def test_without_a_pool_nothing_changes() -> None:
+    work = _work([90], [[0, 1, 2, 3]], [[16, 32, 48, 64]])
+    assert in_engine_blocks(work, _plan(32, cache=None)) is work
+    assert in_engine_blocks(work, _plan(32, cache="slot")) is work
+
+
+def test_requests_without_blocks_and_unlike_ones_stand_side_by_side() -> None:
+    work = _work([10, 90, 70], [[], [0, 1, 2, 3], [5]], [[], [16, 32, 48, 64], [64]])
+    made = in_engine_blocks(work, _plan(32))
+    assert made.block_ptr.tolist() == [0, 0, 2, 3]
+    assert made.block_id.tolist() == [1, 3, 5]
+    assert made.block_end.tolist() == [32, 64, 64]
+
+
+@given(
+    text=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=2, max_size=6),
+    parts=st.sampled_from([1, 2, 4]),
+    engine=st.sampled_from(["plain", "compiled"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_hits_are_whole_engine_blocks(text: list[list[int]], parts: int, engine: str) -> None:
+    """Prompts of four-token pieces, in a cache without end: found is the longest common beginning with any prompt before, in
+    whole engine blocks, less what must be computed."""
+    known: dict[tuple[int, ...], int] = {}
+    blocks = [[known.setdefault(tuple(t[: i + 1]), len(known)) for i in range(len(t))] for t in text]
+    work = _work([4 * len(t) for t in text], blocks, [[4 * (i + 1) for i in range(len(t))] for t in text])
+    size = 4 * parts
+    found = simulation(engine)(work, _plan(size), Kept()).requests[:, REQUEST.index("cached_tokens")].tolist()
+    expected = []
+    for i, t in enumerate(text):
+        best = 0
+        for other in text[:i]:
+            same = next((k for k, (a, b) in enumerate(zip(t, other, strict=False)) if a != b), min(len(t), len(other)))
+            best = max(best, 4 * same // size * size)
+        expected.append(min(best, (4 * len(t) - 1) // size * size))
+    assert found == expected
