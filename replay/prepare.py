@@ -170,7 +170,8 @@ def prepare(
         full = on_top(base.policy, another)
         more: dict[str, Any] = {"clients": clients if kind == "closed" else None, "horizon_ns": horizon, "room": rooms[1]}
         if under is not None:
-            more |= {"on": under.server, "platform": named or under.platform}
+            there = under.server.kv_capacity_tokens or under.server.block_count
+            more |= {"on": under.server, "platform": named or under.platform, "room": None if there else rooms[1]}
         return plan(full, asked_work, costs, **more)
 
     planned = plan_for(policy)

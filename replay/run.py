@@ -12,24 +12,20 @@ from typing import Any
 
 from hoptrace.bulk import BulkWriter
 from hoptrace.comparison import Comparison, compare
-from hoptrace.errors import HoptraceError
 from hoptrace.manifest import ReplayInfo
 from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.arrivals import Arrivals
 from hoptrace.replay.memory_trace import FramesTrace, Parts
 from hoptrace.replay.notes import basis, changed, compared, drift, noise, refused
-from hoptrace.replay.outcome import REQUEST, UNFINISHED
-from hoptrace.replay.parent import Parent
-from hoptrace.replay.planning import Planned
+from hoptrace.replay.played import play_into
 from hoptrace.replay.policy import Policy
 from hoptrace.replay.prepare import Prepared, prepare
 from hoptrace.replay.rows.manifest import counts, manifest_of
-from hoptrace.replay.rows.recorder import Recorder, Submit, coverage
+from hoptrace.replay.rows.recorder import Recorder
 from hoptrace.replay.setting import Setting
 from hoptrace.replay.simulation import Engine, is_small, simulation, warm_up
 from hoptrace.replay.spread import SEEDS, Spread, spread
 from hoptrace.replay.workload import Workload
-from hoptrace.schema import TABLES
 from hoptrace.stepcost import StepCost
 from hoptrace.writer import TraceWriter
 
@@ -163,7 +159,9 @@ def run(
         writer = BulkWriter(out, manifest) if out is not None else None
         with writer or nullcontext():
             parts = Parts()
-            s, recorder = _play(p.parent, p.asked_work, p.planned, (writer or parts).submit, tokens, engine, tell)
+            s, recorder = play_into(
+                p.parent, p.asked_work, p.planned, (writer or parts).submit, simulation(engine), tokens=tokens, tell=tell
+            )
             say("writing" if writer is not None else "putting together")
             result: Trace
             if writer is None:
@@ -195,34 +193,13 @@ def _again(p: Prepared, work: Workload, tokens: bool, engine: Engine, tell: Frac
     tokens = tokens and bool(p.parent.vantages)  # ITL is compared only where the trace has it
     if int(work.output_tokens.sum()) <= _HELD_TOKENS or not tokens:
         parts = Parts()
-        _play(p.parent, work, p.own, parts.submit, tokens, engine, tell)
+        play_into(p.parent, work, p.own, parts.submit, simulation(engine), tokens=tokens, tell=tell)
         return FramesTrace(parts.frames(), manifest, f"{p.parent.trace.name}-{name}")
     folder: AbstractContextManager[str] = tempfile.TemporaryDirectory(prefix="hoptrace-")
     out = Path(stack.enter_context(folder)) / f"{name}.trace"
     with BulkWriter(out, manifest) as writer:
-        _play(p.parent, work, p.own, writer.submit, tokens, engine, tell)
+        play_into(p.parent, work, p.own, writer.submit, simulation(engine), tokens=tokens, tell=tell)
     return open_trace(out)
-
-
-def _play(
-    parent: Parent, work: Workload, planned: Planned, submit: Submit, tokens: bool, engine: Engine, tell: Fraction_
-) -> tuple[Setting, Recorder]:
-    recorder = Recorder(parent, work, planned.plan, planned.servers, planned.overheads, submit, tokens=tokens)
-    if planned.parts is not None:
-        # Parts of the user's own run in the plain engine only.
-        outcome = simulation("plain")(work, planned.plan, recorder, progress=tell, parts=planned.parts)
-    else:
-        outcome = simulation(engine)(work, planned.plan, recorder, progress=tell)
-    if planned.plan.horizon_ns is None and (outcome.requests[:, REQUEST.index("status")] == UNFINISHED).any():
-        raise HoptraceError("The replay got stuck: a request can neither run nor be refused.", hint="Please report this policy.")
-    tell(0)
-    s = recorder.finish(outcome, tell)
-    # Moves of KV are all there where there can be any; messages only if the parent had them.
-    moved = parent.messages or bool(planned.plan.ways)
-    there = {"requests", "stages", "waits", "steps", "residency", *(["tokens"] * tokens), *(["moves"] * moved)}
-    tables = [n for n in TABLES if n in there]
-    submit("coverage", lambda: coverage(s, tables))
-    return s, recorder
 
 
 def _info(

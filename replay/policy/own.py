@@ -47,13 +47,22 @@ def own_policy(manifest: Manifest) -> Own:
                 f"The trace has {len(servers)} servers ({names}) and does not tell how they share the work; a replay models one.",
                 hint="Capture or import them apart.",
             )
-        return Own(Policy(name=_NAME), servers[0].model_copy(deep=True) if servers else Server(name="engine"))
+        return Own(Policy(name=_NAME), recorded_server(servers[0]) if servers else Server(name="engine"))
     first = servers[0].model_copy(deep=True) if servers else Server(name="engine")
     if len(servers) > 1:
         first.name = "engine" if policy.split is not None else first.name.removesuffix("-0") or "engine"
     first.config.pop("role", None)
     platform = said.get("platform")
     return Own(policy, first, platform if isinstance(platform, str) else None)
+
+
+def recorded_server(server: Server) -> Server:
+    """A recorded server, with what its engine says of its scheduling in the words that a plan goes by."""
+    found = server.model_copy(deep=True)
+    said = found.config.get("scheduling_policy")
+    if said == "priority":  # vLLM's --scheduling-policy: fcfs or priority
+        found.config.setdefault("scheduling_order", "priority")
+    return found
 
 
 def on_top(own: Policy, asked: Policy) -> Policy:
