@@ -10,6 +10,7 @@ from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.replay.policy import Policy, load_policy, parse_policy, presets, resolve, with_settings
 from hoptrace.replay.policy.errors import sections
+from hoptrace.replay.policy.resolve import resolve_server
 
 
 @pytest.mark.parametrize(
@@ -147,3 +148,20 @@ def test_slots_that_cannot_be_modelled_are_refused_by_name() -> None:
     ):
         with pytest.raises(InputError, match=message):
             resolve(parse_policy(change), llama)
+
+
+@pytest.mark.parametrize(
+    ("config", "mode", "chunked"),
+    [
+        ({}, "prefill_first", True),
+        ({"chunked_prefill_size": 2048}, "prefill_first", True),
+        ({"chunked_prefill_size": -1}, "prefill_first", False),
+        ({"enable_mixed_chunk": True, "chunked_prefill_size": 2048}, "mixed", True),
+        ({"batching_mode": "mixed", "chunked_prefill": True}, "mixed", True),
+    ],
+)
+def test_sglang_computes_prompts_apart_unless_told_to_mix(config: dict[str, object], mode: str, chunked: bool) -> None:
+    own = Server(name="s", engine="sglang", max_sequences=8, max_batched_tokens=2048, config=config)
+    found = resolve_server(Policy(), own)
+    assert (found.mode, found.chunked_prefill) == (mode, chunked)
+    assert resolve_server(Policy(), own.model_copy(update={"engine": "vllm", "config": {}})).mode == "mixed"

@@ -148,10 +148,13 @@ def resolve_server(policy: Policy, server: Server | None) -> Resolved:
             notes.append(f"{what} is unknown: taken as unlimited.")
         return value
 
-    mode = b.mode or own.config.get("batching_mode") or "mixed"
+    mode = b.mode or own.config.get("batching_mode") or _usual_mode(own)
     chunked = b.chunked_prefill
     if chunked is None and b.mode is None:
         chunked = own.config.get("chunked_prefill")
+        if chunked is None and mode == _usual_mode(own) == "prefill_first":
+            chunk = own.config.get("chunked_prefill_size")
+            chunked = not isinstance(chunk, int) or chunk > 0  # SGLang's -1: off; its default: on, by the device's memory
     # Only what the engine is decides, never where the trace came from; a replay's server says it in its configuration.
     usual = "slot" if (own.engine or "").startswith("llama") else "pool"
     kind = cache.kind or own.config.get("prefix_cache_kind") or usual
@@ -196,6 +199,12 @@ def resolve_server(policy: Policy, server: Server | None) -> Resolved:
         if note := _host_cache(own):
             result = replace(result, notes=(*result.notes, note))
     return result
+
+
+def _usual_mode(own: Server) -> str:
+    """How the engine batches where nothing says so. SGLang computes prompts in steps of their own unless it was started with
+    --enable-mixed-chunk (python/sglang/srt/managers/scheduler.py, 0.5.23)."""
+    return "prefill_first" if own.engine == "sglang" and not own.config.get("enable_mixed_chunk") else "mixed"
 
 
 def _capacity(policy: Policy, own: Server, notes: list[str]) -> int | None:
