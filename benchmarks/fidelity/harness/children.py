@@ -1,0 +1,108 @@
+"""Child processes: where they run, how they end, and that none outlives the command that started them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from hoptrace.errors import EnvironmentProblem
+
+__all__ = ["end", "last_words", "pin", "spawn", "tree", "wait_until"]
+
+_PDEATHSIG = 1  # prctl(2), PR_SET_PDEATHSIG
+_C = ctypes.CDLL(None)
+
+
+def spawn(
+    command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] = (), nice: int = 0
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own; it gets SIGTERM if this process dies. Its words go to the end of ``log``."""
+
+    def before() -> None:
+        _C.prctl(_PDEATHSIG, signal.SIGTERM)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        _nice(0, nice)
+
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=dict(env or os.environ),
+            start_new_session=True, preexec_fn=before,
+        )  # fmt: skip
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all that came of it."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def pin(pid: int, cpus: Sequence[int], nice: int) -> bool:
+    """Put each thread of a tree on ``cpus`` at a priority; whether the priority was granted."""
+    granted = True
+    for process in tree(pid):
+        with suppress(OSError):
+            for task in [int(t.name) for t in Path(f"/proc/{process.pid}/task").iterdir()]:
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(task, cpus)
+                    granted &= _nice(task, nice)
+    return granted
+
+
+def _nice(task: int, nice: int) -> bool:
+    try:
+        os.setpriority(os.PRIO_PROCESS, task, nice)
+    except PermissionError:
+        return False
+    return True
+
+
+def end(process: subprocess.Popen[bytes], *, with_signal: int = signal.SIGTERM, patience_s: float = 15) -> None:
+    """End a process and its tree: asked first, then killed."""
+    known = tree(process.pid) if process.poll() is None else []
+    with suppress(ProcessLookupError):
+        if process.poll() is None:
+            process.send_signal(with_signal)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_s)
+    for p in known:
+        with suppress(psutil.NoSuchProcess):
+            p.kill()
+    psutil.wait_procs(known, timeout=5)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+
+
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str, seconds: float) -> None:
+    """Wait until something is ready.
+
+    Raises:
+        EnvironmentProblem: the process ended before, or the time is over; quotes the end of its log.
+    """
+    until = time.monotonic() + seconds
+    while not ready():
+        if process.poll() is not None:
+            raise EnvironmentProblem(f"{what} ended with {process.returncode}: {last_words(log)}", hint=f"Its log is {log}.")
+        if time.monotonic() > until:
+            raise EnvironmentProblem(f"{what} was not ready within {seconds:.0f} s: {last_words(log)}", hint=f"Its log is {log}.")
+        time.sleep(0.1)
+
+
+def last_words(log: Path, lines: int = 3) -> str:
+    """The last lines of a log, as one."""
+    try:
+        said = [x.strip() for x in log.read_text(errors="replace").splitlines() if x.strip()]
+    except OSError:
+        said = []
+    return " | ".join(x[:200] for x in said[-lines:]) or "it said nothing."
