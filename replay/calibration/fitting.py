@@ -200,5 +200,5 @@ def _untold(captures: Sequence[Capture], cost: StepCost, what: Held) -> list[str
         n = what.kinds[kind]
         if n < FEWEST:
             lacks = "their cost is extrapolated from the others'" if not n else "how they scatter is not told"
-            notes.append(f"{n} steps of {name}: {lacks}.")
+            notes.append(f"{n} step{'' if n == 1 else 's'} of {name}: {lacks}.")
     return notes

@@ -112,7 +112,7 @@ def held(steps: pl.DataFrame) -> Held:
         _span(steps.filter(decode)["decode_requests"]),
         _span(steps.filter(prefill)["prefill_tokens"]),
         _span(steps.filter(prefill & (pl.col("prefill_context_tokens") > 0)).select(
-            (pl.col("prefill_context_tokens") // prompts).alias("c"))["c"]),
+            (pl.col("prefill_context_tokens") // prompts).clip(1).alias("c"))["c"]),
         _span(steps.filter(decode).select((pl.col("decode_context_tokens") // pl.col("decode_requests")).alias("c"))["c"]),
         {
             "decode": steps.filter(decode & ~prefill).height,
