@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from hoptrace.replay.run import Replayed
 
@@ -108,6 +105,7 @@ def command(
       hoptrace replay azure.trace --policy vllm-default --cost fixed:50,12 --no-tokens -o azure-replay.trace
     """
     import hoptrace
+    from hoptrace.cli.progress import progress
     from hoptrace.cli.replay_view import as_dict, show
     from hoptrace.errors import UsageError
     from hoptrace.replay.policy import load_policy, with_settings
@@ -117,7 +115,7 @@ def command(
         raise UsageError(f"{out} is already there.", hint="Choose another name after -o, or remove it first.")
     policy = with_settings(load_policy(policy_name), settings)
     parent = hoptrace.open(trace)
-    with _progress(quiet or as_json) as (say, tell):
+    with progress(quiet or as_json) as (say, tell):
         result: Replayed = run(
             parent, policy, out=out, cost=cost, platform=platform, model=model, recorded_on=recorded_on, seed=seed, rate=rate,
             arrivals=arrivals, until=until, tokens=tokens, engine=engine,  # type: ignore[arg-type]
@@ -127,32 +125,3 @@ def command(
         click.echo(json.dumps(as_dict(result, out)))
     elif not quiet:
         show(result, out, policy.description)
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[tuple[Callable[[str], None], Callable[[float], None]]]:
-    """What is being done, on stderr, with a bar where it is known how far it is."""
-    if silent:
-        yield lambda _: None, lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns: list[Any] = [
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    ]
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replaying", total=None)
-
-        def say(text: str) -> None:
-            bar.reset(task, total=None, description=text)
-
-        def tell(share: float) -> None:
-            bar.update(task, total=1.0, completed=share)
-
-        yield say, tell

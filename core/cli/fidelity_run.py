@@ -1,0 +1,146 @@
+"""Runs the replays of a fidelity study and hands them to the analysis: what `hoptrace fidelity` does before it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from hoptrace.analysis.fidelity.study import Case, Study
+    from hoptrace.reader import Trace
+    from hoptrace.replay.prepare import Prepared
+    from hoptrace.replay.simulation import Engine
+    from hoptrace.stepcost import StepCost
+
+__all__ = ["SMALL_REQUESTS", "SMALL_TOKENS", "measure"]
+
+SMALL_REQUESTS, SMALL_TOKENS = 500, 15_000
+"""Up to so many requests, and so many output tokens, the error is taken apart unasked: each truth is a replay on the plain
+engine."""
+
+Say = Callable[[str], None]
+Tell = Callable[[float], None]
+
+
+def measure(
+    a: Trace,
+    others: Sequence[Trace] = (),
+    repeats: Sequence[Trace] = (),
+    *,
+    anyway: bool = False,
+    cost: StepCost | str | None = None,
+    seed: int = 0,
+    engine: Engine = "auto",
+    truths: Sequence[str] | Literal["auto"] = "auto",
+    say: Say = lambda _: None,
+    tell: Tell = lambda _: None,
+) -> Study:
+    """Calibrate on ``a``, replay its own policy and that of each of ``others``, and hold each replay against its recording.
+
+    The work is that of ``a``. Of a trace that did other work (only with ``anyway``) it is that trace's own.
+
+    Args:
+        repeats: more recordings of the policy of ``a``, in the order in which they were made: the noise floor.
+        cost: a step cost or its name; null: fitted to the steps of ``a``.
+        truths: which parts of the recorded truth to put in, each alone and then all that there are together, to tell where the
+            error comes from (names as in :data:`hoptrace.replay.truths.TRUTHS`); empty for none; ``auto``: all of them where
+            the work is small.
+        say, tell: told what is being done, and how far that is (0 to 1).
+
+    Raises:
+        InputError: the recordings cannot be studied together, or one of them cannot be replayed.
+    """
+    from hoptrace.analysis.fidelity.same_work import other_work
+    from hoptrace.analysis.fidelity.study import check, study
+    from hoptrace.replay.against import against
+
+    check(a, others, repeats, anyway=anyway)
+    base = against(a, a, cost=cost, seed=seed, say=say)
+    plan = base.own.plan
+    first = plan.costs[plan.engines[0].cost]
+    fitted = base.how.get("kind") == "fitted"
+    say(f"replaying {a.name} under its own policy")
+    own = _case(base, a, True, None, engine, _asked(truths, base), say, tell)
+    cases = []
+    for b in others:
+        work: Literal["a", "b"] = "b" if anyway and other_work(a, b) else "a"
+        p = against(a, b, work=work, cost=first if fitted and not isinstance(cost, str) else cost, seed=seed, say=say)
+        say(f"replaying {a.name} under the policy of {b.name}")
+        case = _case(p, b, False, _speed(a, b, first), engine, _asked(truths, p), say, tell)
+        if work == "b":
+            note = f"The requests of {b.name} itself were replayed, with the step cost and the times of {a.name}."
+            case = replace(case, notes=(note, *case.notes))
+        cases.append(case)
+    return study(own, cases, repeats, cost=first, anyway=anyway, notes=_notes(base, first), say=say)
+
+
+def _speed(a: Trace, b: Trace, cost: StepCost) -> float | None:
+    from hoptrace.analysis.fidelity.speed import machine_speed
+
+    return machine_speed(a, b, cost)
+
+
+def _case(
+    p: Prepared, observed: Trace, own: bool, speed: float | None, engine: Engine, truths: Sequence[str], say: Say, tell: Tell
+) -> Case:
+    from hoptrace.analysis.fidelity.study import Case
+    from hoptrace.replay.calibration.use import scaled
+    from hoptrace.replay.played import played
+    from hoptrace.replay.simulation import is_small, warm_up
+
+    work, planned = (p.own_work, p.own) if own else (p.asked_work, p.planned)
+    if engine == "compiled" or (engine == "auto" and not is_small(work)):
+        say("starting the compiled engine (the first time it is compiled, which takes a minute or two)")
+        warm_up()
+    tokens = bool(p.parent.vantages)
+    predicted = played(p, own=own, engine=engine, tokens=tokens, fraction=tell)
+    at_speed = None
+    if speed is not None:
+        say(f"the same at the speed of {observed.name}")
+        plan = replace(planned.plan, costs=tuple(scaled(c, speed) for c in planned.plan.costs))
+        slower = replace(p, planned=replace(planned, plan=plan))
+        at_speed = played(slower, engine=engine, tokens=tokens, fraction=tell)
+    found = {}
+    for name, together in _together(truths):
+        from hoptrace.replay.truths import replayed_with
+
+        say(f"replaying with the recorded {name.replace('_', ' ')}")
+        asked = replace(p, planned=p.own, asked_work=p.own_work, asked_parent=None) if own else p
+        found[name] = replayed_with(asked, observed, together)
+    notes = [*work.notes, *planned.notes, *(p.own_arrivals if own else p.arrivals).notes]
+    return Case(observed, predicted, at_speed, found, tuple(dict.fromkeys(notes)))
+
+
+def _together(truths: Sequence[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    from hoptrace.analysis.fidelity.sources import ALL
+
+    for name in truths:
+        yield name, frozenset([name])
+    if len(truths) > 1:
+        yield ALL, frozenset(truths)
+
+
+def _asked(truths: Sequence[str] | Literal["auto"], p: Prepared) -> Sequence[str]:
+    if truths != "auto":
+        return truths
+    from hoptrace.replay.truths import TRUTHS
+
+    small = p.asked_work.n <= SMALL_REQUESTS and int(p.asked_work.output_tokens.sum()) <= SMALL_TOKENS
+    return TRUTHS if small else ()
+
+
+def _notes(p: Prepared, cost: StepCost) -> list[str]:
+    """On what all the predictions rest."""
+    from hoptrace.replay.notes import basis, changed, drift, noise
+
+    found = changed(p.parent.trace)
+    if p.how.get("kind") == "fitted":
+        found += [p.seen.note] if p.seen.note else []
+        found += [*basis(p.parent.trace, p.seen), *noise(cost), *drift(p.seen.steps, cost)]
+    else:
+        found.append(
+            f"The step cost is not fitted to {p.parent.trace.name} ({p.how.get('kind')}): the errors hold how far that is "
+            "from the recorded machine."
+        )
+    return [*found, *cost.notes]
