@@ -1,8 +1,8 @@
 """Run real servers from a recipe, record every run, and hold replays against them.
 
-``python benchmarks/fidelity/run.py RECIPE.toml -o OUT [--only CELL] [--rounds N]``: each cell's policies by turns (A B1 B2 … A B1
-B2 …), each run recorded into ``OUT/<cell>/<NN>-<policy>.trace`` with its gauges in ``….run.json``; a run above the recipe's bounds
-is repeated. Then the table: ``OUT/results.json`` and ``OUT/results.md``. Killed, it goes on where it was. README.md says more.
+``python benchmarks/fidelity/run.py RECIPE.toml -o OUT [--only CELL] [--rounds N]``: each cell's policies by turns (A B1 B2 …
+A B1 …), each run recorded into ``OUT/<cell>/<NN>-<policy>.trace`` with its gauges in ``….run.json``; a run above the recipe's
+bounds is repeated. Then the table: ``OUT/results.json`` and ``OUT/results.md``. Killed, it goes on where it was.
 """
 
 from __future__ import annotations

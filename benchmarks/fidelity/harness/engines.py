@@ -53,7 +53,7 @@ except Exception:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one server runs. ``folder``: for its files; ``role``: *prefill* or *decode* in a split; ``side_port``: of its NIXL."""
+    """Where one server runs. ``folder``: for its files; ``role``: *prefill* or *decode* of a split; ``side_port``: NIXL's."""
 
     folder: Path
     port: int

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 
@@ -117,13 +118,8 @@ class Fleet:
         """Starting takes all cores, as long as it likes; what runs then is pinned."""
         self.say(f"starting {up.policy} …")
         for place, process, log in zip(up.places, up.processes, up.logs, strict=True):
-            wait_until(
-                lambda p=place: answers(f"{p.url}/health"),
-                process,
-                log,
-                f"The server of {up.policy}",
-                self.recipe.machine.start_s,
-            )  # type: ignore[misc]
+            ready = partial(answers, f"{place.url}/health")
+            wait_until(ready, process, log, f"The server of {up.policy}", self.recipe.machine.start_s)
             up.granted &= pin(process.pid, [place.cpu], self.recipe.machine.server_nice)
         if not up.granted:
             self.say(f"{up.policy}: the priority {self.recipe.machine.server_nice} was not granted (it takes root)")

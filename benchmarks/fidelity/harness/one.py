@@ -13,6 +13,7 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _recorder(stack: ExitStack, recipe: Recipe, cell: Cell, policy: Policy, up: 
     stack.callback(end, attach, with_signal=signal.SIGINT, patience_s=_CLOSE_S)
     proxies = [f"http://127.0.0.1:{ports[k]}" for k in range(len(up.places))]
     for url in proxies:
-        wait_until(lambda u=url: answers(f"{u}/health"), attach, log, "hoptrace attach", _START_S)  # type: ignore[misc]
+        wait_until(partial(answers, f"{url}/health"), attach, log, "hoptrace attach", _START_S)
     if len(proxies) == 1:
         return proxies[0]
     words = [
@@ -90,7 +91,7 @@ def _recorder(stack: ExitStack, recipe: Recipe, cell: Cell, policy: Policy, up: 
     router = spawn(words, log, cpus=machine.client_cpus, nice=machine.client_nice)
     stack.callback(end, router)
     url = f"http://127.0.0.1:{ports[-1]}"
-    wait_until(lambda: answers(f"{url}/health"), router, log, "The router", _START_S)
+    wait_until(partial(answers, f"{url}/health"), router, log, "The router", _START_S)
     return url
 
 

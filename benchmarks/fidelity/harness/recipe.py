@@ -29,30 +29,30 @@ class Bounds(_Part):
     ``probe_apart_at_most``: |after ÷ before − 1| of the CPU time of a fixed piece of work.
     """
 
-    foreign_at_most: float = Field(0.10, gt=0)
-    steal_at_most: float = Field(0.05, gt=0)
-    probe_apart_at_most: float = Field(0.15, gt=0)
-    attempts: int = Field(2, ge=1)
+    foreign_at_most: float = Field(default=0.10, gt=0)
+    steal_at_most: float = Field(default=0.05, gt=0)
+    probe_apart_at_most: float = Field(default=0.15, gt=0)
+    attempts: int = Field(default=2, ge=1)
 
 
 class Machine(_Part):
     """Cores and priorities. The k-th server of a policy runs on the k-th of ``server_cpus`` (again from the first after the
     last); client and proxy on ``client_cpus``. ``servers_at_most`` processes trees stay up at once (memory)."""
 
-    server_cpus: tuple[int, ...] = Field((1,), min_length=1)
-    client_cpus: tuple[int, ...] = Field((0,), min_length=1)
-    server_nice: int = Field(-15, ge=-20, le=19)
-    client_nice: int = Field(-10, ge=-20, le=19)
-    servers_at_most: int = Field(4, ge=1)
-    start_s: float = Field(400, gt=0)
+    server_cpus: tuple[int, ...] = Field(default=(1,), min_length=1)
+    client_cpus: tuple[int, ...] = Field(default=(0,), min_length=1)
+    server_nice: int = Field(default=-15, ge=-20, le=19)
+    client_nice: int = Field(default=-10, ge=-20, le=19)
+    servers_at_most: int = Field(default=4, ge=1)
+    start_s: float = Field(default=400, gt=0)
 
 
 class Lengths(_Part):
     """Log-normal lengths in tokens: ``median``, ``sigma`` of the logarithm, cut to ``least`` … ``most``."""
 
     median: float = Field(gt=0)
-    sigma: float = Field(0.0, ge=0)
-    least: int = Field(1, ge=1)
+    sigma: float = Field(default=0.0, ge=0)
+    least: int = Field(default=1, ge=1)
     most: int = Field(ge=1)
 
 
@@ -61,7 +61,7 @@ class Prefixes(_Part):
 
     groups: int = Field(ge=1)
     tokens: int = Field(ge=16)
-    share: float = Field(1.0, gt=0, le=1)
+    share: float = Field(default=1.0, gt=0, le=1)
 
 
 class Work(_Part):
@@ -71,17 +71,17 @@ class Work(_Part):
     """
 
     seed: int = 0
-    requests: int | None = Field(None, ge=2)
-    rate_per_s: float | None = Field(None, gt=0)
+    requests: int | None = Field(default=None, ge=2)
+    rate_per_s: float | None = Field(default=None, gt=0)
     prompt: Lengths | None = None
     output: Lengths | None = None
     prefixes: Prefixes | None = None
     priorities: tuple[int, ...] = ()
     trace: str | None = None
-    limit: int | None = Field(None, ge=2)
-    rate: float = Field(1.0, gt=0)
-    max_prompt_tokens: int | None = Field(None, ge=1)
-    max_output_tokens: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=2)
+    rate: float = Field(default=1.0, gt=0)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: int | None = Field(default=None, ge=1)
 
 
 class Policy(_Part):
@@ -98,7 +98,7 @@ class Policy(_Part):
 
     engine: Engine
     layout: Literal["one", "router", "split"] = "one"
-    servers: int = Field(2, ge=2, le=8)
+    servers: int = Field(default=2, ge=2, le=8)
     flags: dict[str, Flag] = {}
     env: dict[str, str] = {}
     times: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Cell(_Part):
     use: Literal["develop", "report"]
     workload: str
     policies: tuple[str, ...] = Field(min_length=1)
-    rounds: int | None = Field(None, ge=1)
+    rounds: int | None = Field(default=None, ge=1)
     record: Literal["all", "proxy"] = "all"
     about: str = ""
 
@@ -129,9 +129,9 @@ class Recipe(_Part):
     """A whole file. ``warm_up``: requests to each server before each run; ``timeout_s``: of one request."""
 
     tier: Literal[1, 2]
-    rounds: int = Field(5, ge=1)
-    warm_up: int = Field(4, ge=0)
-    timeout_s: float = Field(180, gt=0)
+    rounds: int = Field(default=5, ge=1)
+    warm_up: int = Field(default=4, ge=0)
+    timeout_s: float = Field(default=180, gt=0)
     bounds: Bounds = Bounds()
     machine: Machine = Machine()
     engines: dict[Engine, dict[str, Flag]] = {}

@@ -54,7 +54,7 @@ def drawn(work: Work) -> pl.DataFrame:
             prompt += whole * _BLOCK_TOKENS
         rows.append(_row(i, round(at * 1e9), prompt, output) | {"prefix_blocks": blocks, "priority": _priority(rng, work)})
     space = pl.when(pl.col("prefix_blocks").is_not_null())
-    types = {"prefix_blocks": pl.List(pl.Int64), "priority": pl.Int64}
+    types: dict[str, Any] = {"prefix_blocks": pl.List(pl.Int64), "priority": pl.Int64}
     return pl.DataFrame(rows, schema_overrides=types).with_columns(
         space.then(pl.lit("drawn")).alias("hash_space"), space.then(_BLOCK_TOKENS).alias("block_size"),
         space.then(pl.lit("tokens")).alias("block_unit"),
