@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hoptrace.analysis.compare.diff_settings import Setting, settings
@@ -13,7 +13,7 @@ from hoptrace.analysis.fidelity.noise import Noise, noise_of
 from hoptrace.analysis.fidelity.own_terms import OwnTerms, own_terms
 from hoptrace.analysis.fidelity.same_work import other_work, require_latencies, require_repeat
 from hoptrace.analysis.fidelity.samples import Side
-from hoptrace.analysis.fidelity.sources import Source, sources
+from hoptrace.analysis.fidelity.sources import Source, Truth, sources
 from hoptrace.analysis.fidelity.speed import machine_speed
 from hoptrace.analysis.report import origin_note
 from hoptrace.comparison import Comparison, compare, matched
@@ -37,14 +37,14 @@ class Case:
         predicted: the replay of the base policy's recording under this one.
         at_speed: the same with every step cost multiplied by :func:`hoptrace.analysis.fidelity.speed.machine_speed` of the two
             recordings; null where that is not known.
-        truths: replays with recorded truth put in, by its name (arrival, step_time, batching, cache, all), in the order to show.
+        truths: replays with recorded truth put in, in the order to show, the one with none first.
         notes: what the replay says of itself.
     """
 
     observed: Trace
     predicted: Trace
     at_speed: Trace | None = None
-    truths: Mapping[str, Trace] = field(default_factory=dict)
+    truths: tuple[Truth, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -206,7 +206,7 @@ def study(
                 figures=tuple(figures(base, None if first else pair, between, at_speed, noise)),
                 own_terms=own_terms(b, case.predicted, pair.twins),
                 speed=machine_speed(a, b, cost),
-                sources=sources(b, pair.compared, case.truths),
+                sources=sources(b, case.truths),
                 domain=tuple(_domain(case.predicted, cost)),
                 notes=tuple(dict.fromkeys([*odd.get(b.name, []), *_said(b), *pair.compared.notes, *case.notes])),
             )

@@ -62,8 +62,8 @@ def speed_text(case: Judged) -> str | None:
     if case.own or case.speed is None:
         return None
     off = 100 * (case.speed - 1)
-    how = f"{abs(off):.1f} % {'longer' if off > 0 else 'shorter'} than" if abs(off) >= 0.05 else "as long as"
-    return f"By A's step cost equal steps took {how} in A: the machine, and the cost's error on B's steps."
+    how = f"{abs(off):.1f} % {'longer' if off > 0 else 'less long'} than" if abs(off) >= 0.05 else "as long as"
+    return f"Equal steps took {how} in A, by A's step cost: the machine, and the cost's error on B's steps."
 
 
 def signs_text(case: Judged) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -61,13 +61,16 @@ def measure(
     first = plan.costs[plan.engines[0].cost]
     fitted = base.how.get("kind") == "fitted"
     say(f"replaying {a.name} under its own policy")
-    own = _case(base, a, True, None, engine, _asked(truths, base), say, tell)
+    own = _put_in(_case(base, a, True, None, engine, say, tell), base, truths, say, tell)
     cases = []
     for b in others:
         work: Literal["a", "b"] = "b" if anyway and other_work(a, b) else "a"
-        p = against(a, b, work=work, cost=first if fitted and not isinstance(cost, str) else cost, seed=seed, say=say)
+        known = first if fitted and not isinstance(cost, str) else cost
+        p = against(a, b, work=work, cost=known, seed=seed, say=say)
         say(f"replaying {a.name} under the policy of {b.name}")
-        case = _case(p, b, False, _speed(a, b, first), engine, _asked(truths, p), say, tell)
+        case = _case(p, b, False, _speed(a, b, first), engine, say, tell)
+        mine = p if work == "b" else against(a, b, work="b", cost=known, seed=seed)
+        case = _put_in(case, mine, truths, say, tell)
         if work == "b":
             note = f"The requests of {b.name} itself were replayed, with the step cost and the times of {a.name}."
             case = replace(case, notes=(note, *case.notes))
@@ -81,9 +84,7 @@ def _speed(a: Trace, b: Trace, cost: StepCost) -> float | None:
     return machine_speed(a, b, cost)
 
 
-def _case(
-    p: Prepared, observed: Trace, own: bool, speed: float | None, engine: Engine, truths: Sequence[str], say: Say, tell: Tell
-) -> Case:
+def _case(p: Prepared, observed: Trace, own: bool, speed: float | None, engine: Engine, say: Say, tell: Tell) -> Case:
     from hoptrace.analysis.fidelity.study import Case
     from hoptrace.replay.calibration.use import scaled
     from hoptrace.replay.played import played
@@ -101,33 +102,48 @@ def _case(
         plan = replace(planned.plan, costs=tuple(scaled(c, speed) for c in planned.plan.costs))
         slower = replace(p, planned=replace(planned, plan=plan))
         at_speed = played(slower, engine=engine, tokens=tokens, fraction=tell)
-    found = {}
-    for name, together in _together(truths):
-        from hoptrace.replay.truths import replayed_with
-
-        say(f"replaying with the recorded {name.replace('_', ' ')}")
-        asked = replace(p, planned=p.own, asked_work=p.own_work, asked_parent=None) if own else p
-        found[name] = replayed_with(asked, observed, together)
     notes = [*work.notes, *planned.notes, *(p.own_arrivals if own else p.arrivals).notes]
-    return Case(observed, predicted, at_speed, found, tuple(dict.fromkeys(notes)))
+    return Case(observed, predicted, at_speed, notes=tuple(dict.fromkeys(notes)))
 
 
-def _together(truths: Sequence[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    from hoptrace.analysis.fidelity.sources import ALL
+def _put_in(case: Case, p: Prepared, truths: Sequence[str] | Literal["auto"], say: Say, tell: Tell) -> Case:
+    """``case`` with replays with recorded truth put in. ``p``: over the requests of the recording itself."""
+    from hoptrace.analysis.fidelity.sources import ALL, Truth
+    from hoptrace.reconstruct import steps_of
+    from hoptrace.replay.truths import TRUTHS, lacking, replayed_with
 
-    for name in truths:
-        yield name, frozenset([name])
-    if len(truths) > 1:
-        yield ALL, frozenset(truths)
-
-
-def _asked(truths: Sequence[str] | Literal["auto"], p: Prepared) -> Sequence[str]:
-    if truths != "auto":
-        return truths
-    from hoptrace.replay.truths import TRUTHS
-
-    small = p.asked_work.n <= SMALL_REQUESTS and int(p.asked_work.output_tokens.sum()) <= SMALL_TOKENS
-    return TRUTHS if small else ()
+    if truths == "auto":
+        small = p.asked_work.n <= SMALL_REQUESTS and int(p.asked_work.output_tokens.sum()) <= SMALL_TOKENS
+        if not small:
+            note = f"Where the error comes from was not asked, {p.asked_work.n:,} requests being many: --truth all."
+            return replace(case, notes=(*case.notes, note))
+        truths = TRUTHS
+    if not truths:
+        return case
+    recorded = case.observed
+    inferred = steps_of(recorded).origin != "observed"
+    why = lacking(p, recorded, inferred=inferred)
+    told = tuple(t for t in truths if why[t] is None)
+    asked = [(None, ()), *((t, (t,)) for t in truths), *([(ALL, told)] if len(told) > 1 else [])]
+    found = []
+    for name, together in asked:
+        if name in why and why[name] is not None:
+            found.append(Truth(name, None, why[name], together))
+            continue
+        say(
+            f"replaying with the recorded {', '.join(t.replace('_', ' ') for t in together)}"
+            if together
+            else "once more, as it is"
+        )
+        replay = replayed_with(p, recorded, frozenset(together), inferred=inferred, tokens=False, fraction=tell)
+        found.append(Truth(name, replay, None, together))
+    notes = case.notes
+    if inferred and told:
+        notes = (
+            *notes,
+            f"Steps put in as recorded are the ones that were reconstructed from the token times of {recorded.name}.",
+        )
+    return replace(case, truths=tuple(found), notes=notes)
 
 
 def _notes(p: Prepared, cost: StepCost) -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["show", "show_short"]
 
-_TRUTHS = {None: "as is", "step_time": "step time"}
+_TRUTHS = {None: "nothing", "step_time": "step time"}
 _RATES = {"output tokens": "tokens/s", "requests": "requests/s"}
 
 
@@ -66,6 +66,9 @@ def _case(console: Console, case: Judged, base: str, said: set[str], *, noisy: b
     console.print(_own_terms(case))
     if case.sources:
         console.print(_sources(case))
+        for s in case.sources:
+            if s.why:
+                _note(console, f"The recorded {_TRUTHS.get(s.truth, s.truth or '')} is not told: {s.why}", said)
     for line in case.domain:
         console.print(f"[yellow]extrapolated[/yellow] {escape(line)}")
     for note in (*case.own_terms.notes, *case.notes):
@@ -120,7 +123,7 @@ def _changed(case: Judged, noisy: bool) -> Any:
 def _sources(case: Judged) -> Any:
     from hoptrace.analysis.fidelity.sources import SHOWN
 
-    table = _table("with the recorded", *(_TRUTHS.get(s.truth, s.truth or "") for s in case.sources))
+    table = _table("error with recorded", *(_TRUTHS.get(s.truth, s.truth or "") for s in case.sources))
     for metric, statistic in SHOWN:
         errors = (s.error_pct[metric, statistic] for s in case.sources)
         table.add_row(f"{metric} {statistic}", *("unknown" if e is None else percent_off(e) for e in errors))
@@ -143,7 +146,7 @@ def _name(f: Figure) -> str:
 
 def _between(f: Figure) -> str:
     low, high = f.interval_pct
-    return "" if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
+    return "" if low is None or high is None else f"{low:+.1f}…{high:+.1f}"
 
 
 def _floor(f: Figure) -> str:
@@ -151,7 +154,7 @@ def _floor(f: Figure) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"× {ratio:.3f}"
+    return "unknown" if ratio is None else f"×{ratio:.3f}"
 
 
 def _note(console: Console, note: str, said: set[str]) -> None:
