@@ -29,6 +29,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     "replay": ("replay", "Ask what-if: the same work under another policy."),
     "calibrate": ("calibrate", "Fit what a step costs, and keep it; probe a server for a wider domain."),
     "sweep": ("sweep", "Ask many what-ifs: the product of policies, platforms and loads."),
+    "advise": ("advise", "Which flag of the captured engine to change, how much it gains, how to prove it."),
     "fidelity": ("fidelity", "Predicted against observed: how far a what-if is off."),
     "policies": ("policies", "List the policies there are, or print one as TOML."),
     "platforms": ("platforms", "List the platforms there are, or print one as TOML."),
