@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--only", metavar="CELL", action="append", help="only this cell (may be given again)")
     p.add_argument("--use", choices=("develop", "report"), help="only cells of this use")
     p.add_argument("--rounds", type=int, metavar="N", help="so many rounds instead of the recipe's")
+    p.add_argument("--void-too", action="store_true", help="the table also of runs above the bounds (not for publication)")
     p.add_argument("--no-table", action="store_true", help="record only")
     p.add_argument("--table", action="store_true", help="record nothing: the table of what is there")
     a = p.parse_args(arguments)
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not a.no_table:
             from harness.table import tabulate
 
-            sys.stdout.write(tabulate(recipe, cells, a.out, say))
+            sys.stdout.write(tabulate(recipe, cells, a.out, say, void_too=a.void_too))
         for line in missing:
             say(line)
         return 4 if missing else 0

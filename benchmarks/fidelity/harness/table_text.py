@@ -1,0 +1,91 @@
+"""The table in Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["SHOWN", "markdown"]
+
+SHOWN = ("e2e p50", "e2e p95", "tpot p50", "tpot p95", "ttft p50", "ttft p95", "throughput output tokens")
+"""The figures that have targets, in the order of the columns."""
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The text of ``results.md``."""
+    lines: list[str] = []
+    for use, title in (("report", "Cells to report"), ("develop", "Cells that were developed on")):
+        cells = {n: c for n, c in data["cells"].items() if c["use"] == use}
+        if not cells:
+            continue
+        lines += [f"## {title}", "", *_errors(cells), "", *_overall(data["overall"].get(use, {})), *_terms(cells), ""]
+    return "\n".join(lines).rstrip() + "\n" if lines else "No cell has runs.\n"
+
+
+def _errors(cells: dict[str, Any]) -> list[str]:
+    heads = [n.removesuffix(" output tokens") for n in SHOWN]
+    lines = ["| cell | policy | rounds | " + " | ".join(heads) + " |", "| --- | --- | ---: |" + " ---: |" * len(heads)]
+    for name, cell in cells.items():
+        for policy, s in cell["policies"].items():
+            label = f"{policy} (own)" if s["kind"] == "own" else policy
+            cols = [_figure(s["figures"][f]) for f in SHOWN]
+            lines.append(f"| {name} | {label} | {s['rounds']} | " + " | ".join(cols) + " |")
+    return [*lines, "", (
+        "Error in %, median over the rounds (lowest … highest); `±` the noise floor; `!` beyond the target, `?` not measured: "
+        "the noise floor exceeds twice the target, or is not known. Own policy: predicted against observed. Others: the ratio to "
+        "the base policy."
+    )]  # fmt: skip
+
+
+def _figure(f: dict[str, Any]) -> str:
+    if f["error_pct"] is None:
+        return "–"
+    e = f["error_pct"]
+    text = f"{e['median']:+.1f} ({e['low']:+.1f} … {e['high']:+.1f})" if e["low"] != e["high"] else f"{e['median']:+.1f}"
+    noise = "" if f["noise_pct"] is None else f" ± {f['noise_pct']:.1f}"
+    return text + noise + {"missed": " !", "not measured": " ?"}.get(f["verdict"], "")
+
+
+def _overall(o: dict[str, Any]) -> list[str]:
+    lines = []
+    for kind, title in (("own", "own policy"), ("changed", "changed policy")):
+        if kind not in o:
+            continue
+        parts = [_median(n.removesuffix(" output tokens"), f) for n, f in o[kind]["figures"].items()]
+        hit, of = o[kind]["covered"]
+        text = f"Median over {len(o[kind]['cells'])} cells, {title}: {'; '.join(parts)}. "
+        text += f"Cached tokens exact in {o[kind]['cached_exact']}."
+        text += f" Within the 90 % interval: {hit} of {of} figures ({hit / of:.0%})." if of else ""
+        if kind == "changed":
+            text += " Signs: {right} right, {wrong} wrong, {within noise} within the noise.".format(**o[kind]["signs"])
+        lines += [text, ""]
+    return lines
+
+
+def _median(name: str, f: dict[str, Any]) -> str:
+    return f"{name} {f['error_pct']:.1f} % ({f['met']} of {f['cells']} met)" if f["cells"] else f"{name} not measured"
+
+
+def _terms(cells: dict[str, Any]) -> list[str]:
+    lines = ["| cell | policy | equal steps % | steps % | cached observed, predicted | preemptions | speed | others' share |",
+             "| --- | --- | ---: | ---: | --- | --- | --- | ---: |"]  # fmt: skip
+    for name, cell in cells.items():
+        for policy, s in cell["policies"].items():
+            cached = "exact" if s["cached_exact"] else "; ".join(f"{a}, {b}" for a, b in s["cached_tokens"])
+            out = "; ".join(sorted({f"{a}, {b}" for a, b in s["preemptions"]}))
+            share = cell["gauges"]["foreign_share"]
+            cols = [
+                _range(s["steps_equal"]),
+                _range(s["steps_pct"]),
+                cached,
+                out,
+                _range(s["speed"], 3),
+                f"{share['median']:.1%}" if share else "–",
+            ]
+            lines.append(f"| {name} | {policy} | " + " | ".join(cols) + " |")
+        void = [f"{p}, round {i}: {why}" for p, s in cell["policies"].items() for i, why in s["void"].items()]
+        lines += [""] * bool(void) + [f"{name} left out: {'; '.join(void)}."] * bool(void)
+    return lines
+
+
+def _range(s: dict[str, float] | None, digits: int = 1) -> str:
+    return "–" if s is None else f"{s['median']:.{digits}f} ({s['low']:.{digits}f} … {s['high']:.{digits}f})"
