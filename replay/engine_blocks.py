@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +13,17 @@ from hoptrace.replay.workload import Workload
 
 __all__ = ["in_engine_blocks"]
 
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
 
 def in_engine_blocks(work: Workload, plan: Plan) -> Workload:
-    """The work with ids of whole engine blocks, where the trace's blocks are a whole part of one.
+    """The work with ids of whole engine blocks, where the trace's blocks are shorter.
 
-    An engine finds a block only if all of it is the same. Ids are chained (equal ids: equal text from the prompt's start), so of
-    the blocks that make up one of the engine's, the last one's id says all. Requests whose blocks are not a whole part of the
-    engine's (longer, or blocks of characters, whose ends are uneven) keep theirs. With engines of several block sizes: their
-    greatest common divisor.
+    An engine finds a block only if all of it is the same. Ids are chained (equal ids: equal text from the prompt's start), so the
+    id of the first of the trace's blocks that reaches an engine block's end says all of it. Where the trace's are a whole part
+    of the engine's that is exact. Blocks of characters have uneven ends, each prompt its own; so that equal text stays equal,
+    all prompts that begin alike count with the mean length of their blocks. Requests whose blocks are longer than the engine's,
+    or even and no part of them, keep theirs. With engines of several block sizes: their greatest common divisor.
     """
     size = gcd(*(e.block_size_tokens for e in plan.engines if e.cache == "pool"))
     if size <= 1 or not len(work.block_id):
@@ -27,20 +31,40 @@ def in_engine_blocks(work: Workload, plan: Plan) -> Workload:
     counts = np.diff(work.block_ptr)
     owner = np.repeat(np.arange(work.n), counts)
     nth = np.arange(1, len(owner) + 1) - np.repeat(work.block_ptr[:-1], counts)
-    first = work.block_end[np.minimum(work.block_ptr[:-1], len(work.block_end) - 1)]
-    # Even blocks, all of them whole: those of tokens. A block that ends with its prompt, short, is never a whole one.
-    even = np.ones(work.n, dtype=np.bool_)
-    np.logical_and.at(even, owner, work.block_end == nth * np.repeat(first, counts))
-    parts = np.where(even & (first > 0) & (counts > 0) & (size % np.maximum(first, 1) == 0), size // np.maximum(first, 1), 1)
-    if (parts == 1).all():
+    length = _lengths(work, size)
+    joined = (length > 0)[owner]
+    if not joined.any():
         return work
-    keep = nth % np.repeat(parts, counts) == 0
-    kept = np.bincount(owner[keep], minlength=work.n)
-    ptr = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
-    block_id, block_end = work.block_id[keep], work.block_end[keep]
-    length = block_end - np.where(nth[keep] == np.repeat(parts, counts)[keep], 0, np.concatenate([[0], block_end[:-1]]))
+    mine = np.repeat(length, counts)
+    # How many engine blocks are full with this block of the trace, and with the one before.
+    full, before = (np.floor(k * mine / size + 1e-9).astype(np.int64) for k in (nth, nth - 1))
+    at = np.where(joined, full * size, work.block_end)
+    # What characters say may lie beyond the prompt.
+    keep = np.where(joined, (full > before) & (at <= work.prompt_tokens[owner]), True)
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(owner[keep], minlength=work.n))]).astype(np.int64)
+    block_id, block_end = work.block_id[keep], at[keep].astype(np.int64)
+    first = np.zeros(len(block_end), dtype=np.bool_)
+    first[ptr[:-1][np.diff(ptr) > 0]] = True
     tokens = work.block_tokens.copy()
-    used = np.unique(block_id)
-    tokens[used] = np.iinfo(np.int64).max
-    np.minimum.at(tokens, block_id, length)
+    tokens[block_id] = np.iinfo(np.int64).max
+    np.minimum.at(tokens, block_id, block_end - np.where(first, 0, np.concatenate([[0], block_end[:-1]])))
     return replace(work, block_ptr=ptr, block_id=block_id, block_end=block_end, block_tokens=tokens)
+
+
+def _lengths(work: Workload, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[n] how many tokens a block of each request counts for; 0 where its blocks are not joined."""
+    counts = np.diff(work.block_ptr)
+    first = work.block_end[np.minimum(work.block_ptr[:-1], len(work.block_end) - 1)]
+    last = work.block_end[np.maximum(work.block_ptr[1:] - 1, 0)]
+    has = (counts > 0) & (first > 0)
+    found = np.where(has & (first < size) & (size % np.maximum(first, 1) == 0), first, 0).astype(np.float64)
+    # A prompt's last block may be a short one: whole ones are as long as the first.
+    even = last <= counts * first
+    found[~even] = 0
+    if work.in_characters is not None:
+        uneven = work.in_characters & has
+        # Who begins alike is of one kind of text, and has to find one another: one length for all that share a first block.
+        alike = np.unique(work.block_id[work.block_ptr[:-1][uneven]], return_inverse=True)[1]
+        mean = np.bincount(alike, weights=last[uneven]) / np.bincount(alike, weights=counts[uneven])
+        found[uneven] = np.where(mean < size, mean, 0)[alike]
+    return found

@@ -42,6 +42,7 @@ class Workload:
             ``arrival_ns``.
         session_id: [n] number of the session (in the order of their first requests), -1 without one; null: none has one.
         priority: [n] of the request, lower is sooner, 0 where it has none; null: none has one.
+        in_characters: [n] whether the request's blocks are of characters; null: nobody's are.
     """
 
     request: _Ints
@@ -60,6 +61,7 @@ class Workload:
     floor: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     session_id: _Ints | None = None
     priority: _Ints | None = None
+    in_characters: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 
     @property
     def n(self) -> int:
@@ -106,6 +108,7 @@ class Workload:
             floor=None if self.floor is None else self.floor[index],
             session_id=None if self.session_id is None else self.session_id[index],
             priority=None if self.priority is None else self.priority[index],
+            in_characters=None if self.in_characters is None else self.in_characters[index],
         )
 
 
@@ -188,11 +191,18 @@ def from_frame(requests: pl.DataFrame, name: str = "the trace") -> Workload:
         session=tuple(frame["session"].to_list()) if _has(frame, "session") else (),
         session_id=_numbered(frame["session"]) if _has(frame, "session") else None,
         priority=frame["priority"].fill_null(0).cast(pl.Int64).to_numpy().copy() if _has(frame, "priority") else None,
+        in_characters=_characters(frame),
     )
 
 
 def _has(frame: pl.DataFrame, column: str) -> bool:
     return column in frame.columns and frame[column].null_count() < frame.height
+
+
+def _characters(frame: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Whose prefix blocks are of characters; null: nobody's."""
+    found = (frame["block_unit"] == "characters").fill_null(False).to_numpy().copy()
+    return found if found.any() else None
 
 
 def _numbered(names: pl.Series) -> _Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,26 @@ def test_two_of_sixteen_make_one_of_thirty_two() -> None:
 def test_others_stay(ends: list[int], sizes: tuple[int, ...], why: str) -> None:
     work = _work([200], [list(range(len(ends)))], [ends])
     assert in_engine_blocks(work, _plan(*sizes)) is work, why
+
+
+def test_blocks_of_characters_count_with_the_mean_of_those_that_begin_alike() -> None:
+    """Two prompts share eight blocks; theirs are of 15 and 13 tokens by their own count, of 14 together: 32 tokens are full with
+    the third, 64 with the fifth, 96 with the seventh, 128 with the tenth."""
+    work = _work(
+        [160, 110, 70],
+        [list(range(10)), [*range(8), 20], [30, 31, 32, 33]],
+        [[15 * (i + 1) for i in range(10)], [13 * (i + 1) - (i == 8) for i in range(9)], [20, 35, 52, 66]],
+    )
+    made = in_engine_blocks(replace(work, in_characters=np.array([True, True, True])), _plan(32))
+    assert made.block_id.tolist() == [2, 4, 6, 9, 2, 4, 6, 31, 33]
+    assert made.block_end.tolist() == [32, 64, 96, 128, 32, 64, 96, 32, 64]
+
+
+def test_no_block_of_characters_ends_beyond_its_prompt() -> None:
+    work = _work([62, 200], [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5]], [[15, 31, 46, 62], [33, 66, 99, 132, 165, 198]])
+    made = in_engine_blocks(replace(work, in_characters=np.array([True, True])), _plan(32))
+    assert made.block_ptr.tolist() == [0, 1, 5]
+    assert made.block_end.tolist() == [32, 32, 64, 96, 128]
 
 
 def test_without_a_pool_nothing_changes() -> None:
