@@ -12,7 +12,10 @@ import polars as pl
 from hoptrace.errors import InputError
 from hoptrace.nnls import nnls
 from hoptrace.stepcost import FEATURES, StepCost, features_array
+from hoptrace.stepcost_curve import Curve, curve
 from hoptrace.stepcost_residuals import residuals
+from hoptrace.stepcost_robust import keep_usual, robust, solve
+from hoptrace.stepcost_table import Piece
 
 __all__ = ["fit_steps", "solve"]
 
@@ -23,9 +26,10 @@ _FOLDS = 5
 _BLOCKS = 30
 _DRAWS = 200
 _SEED = 20260101
-_OUTLIER = 8.0  # robust standard deviations
-_MOST_OUTLIERS = 0.1  # share of the steps that may be left out
-_DOUBT = 2.5  # a feature is taken in if it lessens the cross-validated error by this many standard errors of the gain
+_DOUBT = 1.5  # a feature is taken in if it lessens the cross-validated error by this many standard errors of the gain
+# Where few steps hold prompts and decoders, a constant of each is hardly told from one of all.
+_SAME_DOUBT = 2.5
+_CURVE_DOUBT = 1.0  # likewise a curve of decoders instead of a line: it costs no what-if dearly, since it has what was seen only
 _BASE = ("step", "prefill_tokens", "decode_requests")
 # Which of several features that the data cannot tell apart is kept: the first.
 _PREFERENCE = (
@@ -53,17 +57,34 @@ def fit_steps(steps: pl.DataFrame) -> StepCost:
 
     columns, merged = _identifiable(x)
     columns, useless = _helpful(x, y, columns, block)
-    beta, keep = _robust(x[:, columns], y)
     some = _sample(len(y), 20_000)
     predicted = _cross_validate(x[some][:, columns], y[some], block[some])
-    covariance = _bootstrap(x[keep][:, columns], y[keep], block[keep], beta)
+    bent = _curve(x, y, columns, block, predicted, some)
+    if bent is None:
+        beta = np.zeros(len(FEATURES))
+        beta[columns], keep = robust(x[:, columns], y)
+        covariance = _bootstrap(x[keep][:, columns], y[keep], block[keep], beta[columns])
+        pieces: tuple[Piece, ...] = ()
+    else:
+        found, predicted = bent
+        beta, pieces, useless = found.beta, (found.piece(),), []
+        keep = keep_usual(y, np.maximum(found.predict(x), 0.02 * float(np.median(y))))
+        # Of the curve itself no covariance is told: a refit of redrawn steps tells it (replay/uncertainty).
+        columns = [c for c in found.columns if beta[c] > 0]
+        rows = keep & (x[:, FEATURES.index("prefill_tokens")] > 0)
+        drawn = np.column_stack([x[:, columns], found.decoders(x[:, FEATURES.index("decode_requests")])])[rows]
+        k = len(columns)
+        covariance = np.zeros((k, k))
+        if k and rows.any():
+            covariance = _bootstrap(drawn, y[rows], block[rows], np.append(beta[columns], found.share))[:k, :k]
 
-    ps = {FEATURES[c]: round(b * 1000) for c, b in zip(columns, beta, strict=True) if round(b * 1000) > 0}
+    ps = {FEATURES[c]: round(b * 1000) for c, b in enumerate(beta) if round(b * 1000) > 0}
     full = np.zeros((len(FEATURES), len(FEATURES)))
     full[np.ix_(columns, columns)] = covariance * 1e6
     cost = StepCost(
-        coefficients_ps={f: ps[f] for f in FEATURES if f in ps},
+        coefficients_ps=ps,
         origin="fitted",
+        pieces=pieces,
         domain={f: (int(whole[:, i].min()), int(whole[:, i].max())) for i, f in enumerate(FEATURES)},
         error=_error(x[some], y[some], predicted, keep[some]) | _left_out(y, keep),
         covariance_ps2=tuple(tuple(float(f"{v:.6g}") for v in row) for row in full),
@@ -81,45 +102,6 @@ def _usable(steps: pl.DataFrame) -> pl.DataFrame:
     if "pp_rank" in frame.columns:
         frame = frame.filter(pl.col("pp_rank").fill_null(0) == 0)
     return frame.sort("start_ns")
-
-
-def solve(x: _Array, y: _Array, weight: _Array) -> _Array:
-    """argmin Σ weight² (y − xβ)², β ≥ 0, by QR, so that the cost of the active-set search does not grow with the steps."""
-    a, b = x * weight[:, None], y * weight
-    scale = np.sqrt((a * a).sum(axis=0))
-    scale[scale == 0] = 1
-    # With y as a last column, R holds Qᵀy too, and Q itself need not be made.
-    k = x.shape[1]
-    r: _Array = np.linalg.qr(np.column_stack([a / scale, b]), mode="r")  # type: ignore[assignment]
-    return nnls(r[:k, :k], r[:k, k]) / scale  # type: ignore[no-any-return]
-
-
-def _robust(x: _Array, y: _Array) -> tuple[_Array, _Mask]:
-    """Coefficients (ns per unit) and which steps were kept."""
-    floor = float(np.median(y)) * 0.02
-    beta = solve(x, y, 1 / np.maximum(y, floor))
-    keep = np.ones(len(y), dtype=bool)
-    for _ in range(12):
-        expected = np.maximum(x @ beta, floor)
-        residual = (y - expected) / expected
-        sigma = _sigma(residual)
-        huber = np.minimum(1, 1.345 * sigma / np.maximum(np.abs(residual), 1e-12))
-        new = solve(x, y, np.sqrt(huber) / expected)
-        if np.allclose(new, beta, rtol=1e-6):
-            break
-        beta = new
-    expected = np.maximum(x @ beta, floor)
-    residual = np.abs(y - expected) / expected
-    keep = residual <= max(_OUTLIER * _sigma((y - expected) / expected), float(np.quantile(residual, 1 - _MOST_OUTLIERS)))
-    for _ in range(4):
-        beta = solve(x[keep], y[keep], 1 / np.maximum(x[keep] @ beta, floor))
-    total = float((x[keep] @ beta).sum())
-    return (beta * (float(y[keep].sum()) / total) if total > 0 else beta), keep
-
-
-def _sigma(residual: _Array) -> float:
-    """Robust standard deviation: 1.4826 × median absolute deviation; at least one in ten thousand, for data without noise."""
-    return max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 1e-4)
 
 
 def _identifiable(x: _Array) -> tuple[list[int], list[str]]:
@@ -154,7 +136,7 @@ def _cross_validate(x: _Array, y: _Array, block: np.ndarray[Any, Any]) -> _Array
     for fold in range(_FOLDS):
         test = block % _FOLDS == fold
         if test.any():
-            beta, _ = _robust(x[~test], y[~test])
+            beta, _ = robust(x[~test], y[~test])
             predicted[test] = x[test] @ beta
     return predicted
 
@@ -162,7 +144,11 @@ def _cross_validate(x: _Array, y: _Array, block: np.ndarray[Any, Any]) -> _Array
 def _loss(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any]) -> _Array:
     """By block, the cross-validated squared relative error, half of the weight by steps and half by time: decode steps are
     many, prefills are long."""
-    predicted = _cross_validate(x[:, columns], y, block)
+    return _of_blocks(_cross_validate(x[:, columns], y, block), y, block)
+
+
+def _of_blocks(predicted: _Array, y: _Array, block: np.ndarray[Any, Any]) -> _Array:
+    """See :func:`_loss`."""
     error = np.abs(predicted - y) / np.maximum(predicted, 0.02 * float(np.median(y)))
     return np.bincount(block, weights=error**2 * (1 / len(y) + y / y.sum()) / 2).astype(np.float64)
 
@@ -175,7 +161,7 @@ def _helpful(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, An
     """
     some = _sample(len(y), 5_000)
     x, y, block = x[some], y[some], block[some]
-    _, keep = _robust(x[:, columns], y)  # an outlier says nothing of a feature
+    _, keep = robust(x[:, columns], y)  # an outlier says nothing of a feature
     x, y, block = x[keep], y[keep], block[keep]
     chosen = [c for c in columns if FEATURES[c] in _BASE]
     rest = [c for c in columns if c not in chosen]
@@ -188,13 +174,37 @@ def _helpful(x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, An
         for c, loss in tried.items():
             gain = best - loss
             doubt = float(gain.std() * np.sqrt(len(gain)))
-            if gain.sum() > max(_DOUBT * doubt, 1e-3 * best.sum(), 1e-12):
+            if gain.sum() > max((_DOUBT if FEATURES[c] != "any_decode" else _SAME_DOUBT) * doubt, 1e-3 * best.sum(), 1e-12):
                 gains.append((float(gain.sum()), -_PREFERENCE.index(FEATURES[c]), c))
         if not gains:
             break
         new = max(gains)[2]
         chosen, rest, best = sorted([*chosen, new]), [c for c in rest if c != new], tried[new]
     return chosen, [FEATURES[c] for c in rest]
+
+
+def _curve(
+    x: _Array, y: _Array, columns: list[int], block: np.ndarray[Any, Any], straight: _Array, some: np.ndarray[Any, Any]
+) -> tuple[Curve, _Array] | None:
+    """A fit with a curve of decoders, and its cross-validated prediction of ``some`` steps; null where it does not lessen the
+    error of the ``straight`` one."""
+    every = sorted({*columns, *(FEATURES.index(f) for f in ("any_prefill", "prefill_tokens"))})
+    xs, ys, bs = x[some], y[some], block[some]
+    bent = np.zeros(len(ys))
+    for fold in range(_FOLDS):
+        test = bs % _FOLDS == fold
+        if not test.any():
+            continue
+        c = curve(xs[~test], ys[~test], every)
+        if c is None:
+            return None
+        bent[test] = c.predict(xs[test])
+    before = _of_blocks(straight, ys, bs)
+    gain = before - _of_blocks(bent, ys, bs)
+    if gain.sum() <= max(_CURVE_DOUBT * float(gain.std() * np.sqrt(len(gain))), 1e-2 * before.sum(), 1e-12):
+        return None
+    found = curve(x, y, every)
+    return None if found is None else (found, bent)
 
 
 def _bootstrap(x: _Array, y: _Array, block: np.ndarray[Any, Any], beta: _Array) -> _Array:

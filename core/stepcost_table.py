@@ -7,7 +7,7 @@ integers; a property test holds the two equal to the last bit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -180,6 +180,11 @@ class Piece:
         factor = self.factor(c)
         found: _Ints = np.where(factor > 0, value // MILLION * factor + value % MILLION * factor // MILLION, 0)
         return found
+
+    def scaled(self, factor: float) -> Piece:
+        """So many times as long."""
+        rows = tuple(tuple((x, round(ps * factor)) for x, ps in row) for row in self.grid.rows)
+        return replace(self, grid=Grid(self.grid.outer, rows))
 
     def head(self, at: int) -> list[int]:
         """The kernel's numbers of it, its grid at ``at``."""

@@ -1,7 +1,9 @@
 """The time that a request spends outside the engine's steps, as the trace shows it: fixed per request, or between steps.
 
-Each figure is the median over the requests that show it (the gap between steps: the mean, so that throughput stays right), in
-whole ns, never negative. Where the trace does not tell, a replay has to take 0; ``n`` is 0 then, and the manifest says null.
+Each figure is the mean over the requests that show it (the gap between steps: over the steps), in whole ns, never negative: a
+small delay moves every percentile of a latency that varies more than it does by its mean, not by its median. Values beyond the
+99 % quantile count as that quantile, so that a machine that stood still once does not delay all. Where the trace does not tell, a
+replay has to take 0; ``n`` is 0 then, and the manifest says null.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from hoptrace.reader import Trace
+from hoptrace.replay.way_in import mean_way_ns
 
 __all__ = ["Overheads", "overheads"]
+
+_LONGEST = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,10 @@ class Overheads:
     Attributes:
         arrival_to_sent_ns: the load generator's lateness; 0 where nobody saw the request being sent.
         sent_to_received_ns: network on the way in, from arrival where `sent` is unknown.
-        received_to_enqueued_ns: the proxy, or the server's front; from the last stamp before where `received` is unknown.
+        received_to_enqueued_ns: the proxy, or the server's front; from the last stamp before where `received` is unknown. An
+            engine that takes requests between steps (vLLM) stamps them then: who came during a step waited for its end, which is
+            not the front's time and comes by itself in a replay. Of such a way only bounds are known
+            (:mod:`hoptrace.replay.way_in`).
         enqueued_to_ready_ns: from the hand-over to the engine until it could begin, seen where the engine was idle.
         between_steps_ns: host time from a step's end to the next one's start while decoders run; reconstructed steps touch, so
             they do not tell.
@@ -77,7 +86,7 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
     values = [
         r["sent_ns"] - r["arrival_ns"],
         r["received_ns"] - r["sent_ns"].fill_null(r["arrival_ns"]),
-        r["enqueued_ns"] - r["received_ns"].fill_null(r["sent_ns"]).fill_null(r["arrival_ns"]),
+        _front(r, steps),
         _idle_start(r),
         _gaps(steps),
         _to_token(requests, steps, residency),
@@ -91,12 +100,46 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
             counts.append(said[i][1])
             continue
         v = v.drop_nulls()
-        middle = (v.mean() if i == 4 else v.median()) if v.len() else 0
-        assert isinstance(middle, int | float)
-        figures.append(max(0, round(middle)))
+        if v.len() and i != 4:
+            v = v.clip(upper_bound=v.quantile(_LONGEST, "lower"))
+        mean = v.mean() if v.len() else 0
+        assert isinstance(mean, int | float)
+        figures.append(max(0, round(mean)))
         counts.append(v.len())
     late, network, front, ready, gap, token, end = figures
     return Overheads(late, network, front, ready, gap, token, end, n=tuple(counts))
+
+
+def _front(r: pl.DataFrame, steps: pl.DataFrame | None) -> pl.Series:
+    """enqueued − received, without waits for a step's end: where there are any, the mean of all ways for each."""
+    came = r["received_ns"].fill_null(r["sent_ns"]).fill_null(r["arrival_ns"])
+    way = (r["enqueued_ns"] - came).rename("way")
+    if steps is None or not steps.height:
+        return way
+    known = pl.DataFrame({"server": r["server"], "came": came, "there": r["enqueued_ns"], "way": way}).drop_nulls(
+        ["came", "there"]
+    )
+    free: list[int] = []
+    low: list[int] = []
+    high: list[int] = []
+    for (server,), mine in known.group_by(["server"], maintain_order=True):
+        at = steps.filter((pl.col("server") == server) & (pl.col("pp_rank").fill_null(0) == 0)) if server is not None else steps
+        if at["dp_rank"].fill_null(0).n_unique() > 1:
+            # Which rank's step a request waits for is not told.
+            return way
+        at = at.sort("start_ns")
+        start, end = at["start_ns"].to_numpy(), at["end_ns"].to_numpy()
+        c, t = mine["came"].to_numpy(), mine["there"].to_numpy()
+        over = np.searchsorted(end, t, side="right") - 1  # the last step that had ended when it was taken
+        # A stamp within a step is not the engine's between two: there the whole way is the front's.
+        alone = (over < 0) | (end[np.maximum(over, 0)] <= c)
+        free += (t - c)[alone].tolist()
+        low += np.maximum(start[np.maximum(over, 0)] - c, 0)[~alone].tolist()
+        high += (t - c)[~alone].tolist()
+    if not high:
+        return pl.Series(free, dtype=pl.Int64)
+    mean = mean_way_ns(*(np.array(v, dtype=np.int64) for v in (free, low, high)))
+    return pl.Series([0 if mean is None else mean] * (len(free) + len(high)), dtype=pl.Int64)
 
 
 def _said(trace: Trace) -> dict[int, tuple[int, int]]:

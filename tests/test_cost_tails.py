@@ -35,8 +35,8 @@ def test_tails_come_nearer_to_what_was_observed() -> None:
         mean.append(errors(predict(t, "as-recorded", cost="fitted:mean")))
         drawn.append(np.mean([errors(predict(t, "as-recorded", cost="fitted", seed=s)) for s in SEEDS], axis=0))
     without, with_ = (np.abs(np.array(e)).mean(axis=0) for e in (mean, drawn))
-    # In percent of what was observed, over the captures: ITL p95 and p99 halve, TPOT's p99 comes nearer, its p95 stays.
-    assert with_[0] < 0.75 * without[0] and with_[1] < 0.75 * without[1] and with_[3] < without[3]
+    # In percent of what was observed, over the captures: ITL p95 halves, its p99 and TPOT's come nearer.
+    assert with_[0] < 0.5 * without[0] and with_[1] < without[1] and with_[3] < without[3]
     assert with_.mean() < 0.8 * without.mean()
     one_slot = list(CAPTURES).index("llamacpp-one-slot")
     # The longest recording, of one request at a time, so that nothing but the steps' scatter makes a tail.

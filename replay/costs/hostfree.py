@@ -11,7 +11,7 @@ from hoptrace.replay.costs.host import HOST, host_time
 from hoptrace.stepcost import FEATURES, StepCost, features_array
 from hoptrace.stepcost_fit import solve
 
-__all__ = ["HostFree", "host_free"]
+__all__ = ["HostFree", "host_free", "host_share"]
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,15 @@ def host_free(cost: StepCost, steps: pl.DataFrame, *, asynchronous: bool) -> Hos
             else "the steps do not tell their host time (schedule_ns, launch_ns, update_ns, or device_ns)"
         )
         return HostFree(None, steps=frame.height, why=why)
-    if cost.kind or cost.pieces:
+    if cost.kind or (cost.pieces and cost.origin != "fitted"):
         what = "a roofline, which holds no host time" if cost.kind else "looked up, and its host time is not told apart"
         return HostFree(None, steps=frame.height, why=f"the step cost is {what}")
     share = float(some["_host"].sum()) / float(some["_took"].sum())
+    if cost.pieces:
+        # Which part of a curve is the host's is not told apart: all is lessened alike.
+        ps = {k: round(v * (1 - share)) for k, v in cost.coefficients_ps.items()}
+        less = replace(cost, coefficients_ps=ps, pieces=tuple(p.scaled(1 - share) for p in cost.pieces))
+        return HostFree(less, share, some.height, frame.height)
     columns = [i for i, f in enumerate(FEATURES) if cost.coefficients_ps.get(f)]
     x = features_array(some).astype(np.float64)
     x[:, FEATURES.index("prefill_attention")] /= 1000
@@ -68,3 +73,11 @@ def host_free(cost: StepCost, steps: pl.DataFrame, *, asynchronous: bool) -> Hos
         left *= wanted / total
     ps = {FEATURES[i]: round(v * 1000) for i, v in zip(columns, left, strict=True)}
     return HostFree(replace(cost, coefficients_ps={**cost.coefficients_ps, **ps}), share, some.height, frame.height)
+
+
+def host_share(cost: StepCost, free: StepCost | None) -> float:
+    """Of a cost with a curve of decoders, the share that :func:`host_free` took away; 0 where it took nothing."""
+    if free is None or not cost.pieces:
+        return 0.0
+    whole, left = (sum(ps for p in c.pieces for row in p.grid.rows for _, ps in row) for c in (cost, free))
+    return 1 - left / whole if whole else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from hoptrace.replay.costs.hostfree import host_free
+from hoptrace.replay.costs.hostfree import host_free, host_share
 from hoptrace.stepcost import FEATURES, StepCost
 
 __all__ = ["on_platform"]
@@ -42,8 +42,11 @@ def on_platform(
         host = f"Host time ({told}) is kept as recorded"
     else:
         host = f"Host time is not told apart ({free.why}), so it is scaled with the device's: right only where it is small"
+    # A curve of decoders is as memory bound as they are.
+    kept = host_share(cost, free.cost)
+    pieces = tuple(p.scaled(kept + (1 - kept) * slower[False]) for p in cost.pieces)
     note = (
         f"Step cost scaled from {recorded['name']} to {asked['name']} by their rooflines: what memory bounds "
         f"× {slower[False]:.3f}, what arithmetic bounds × {slower[True]:.3f}. {host}. Not measured on {asked['name']}."
     )
-    return replace(cost, coefficients_ps=scaled, covariance_ps2=None, notes=(note, *cost.notes))
+    return replace(cost, coefficients_ps=scaled, pieces=pieces, covariance_ps2=None, notes=(note, *cost.notes))

@@ -198,10 +198,12 @@ def without_host(
 
 def without_prompts(cost: StepCost) -> StepCost:
     """The step cost with prompt tokens free of charge. InputError if it is looked up whole, prompts and decoders together."""
-    if cost.pieces:
+    if any(p.inner != "decode_batch" or p.outer != "none" or p.factors[0] for p in cost.pieces):
         raise InputError("The step cost is looked up, so what prompts cost in it cannot be taken away.", hint="Use a fitted one.")
     return replace(
         cost,
         coefficients_ps={k: v for k, v in cost.coefficients_ps.items() if k not in _PROMPT},
         compute_ps={k: v for k, v in cost.compute_ps.items() if k not in _PROMPT},
+        # What decoders add to a step of prompts is less than what they take alone: that is what is left of it.
+        pieces=tuple(replace(p, factors=(0, p.factors[1], p.factors[1])) for p in cost.pieces),
     )
