@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hoptrace.replay.calibration.fitting import Calibrated
     from hoptrace.stepcost import StepCost
 
-__all__ = ["as_dict", "coefficients", "show"]
+__all__ = ["as_dict", "coefficients", "curves", "show"]
 
 # What each coefficient is per, and by how many of that unit the stored number counts.
 _PER = {
@@ -45,6 +45,19 @@ def coefficients(cost: StepCost) -> list[dict[str, Any]]:
             {"feature": name, "ps": ps, "ps_error": error, "text": _text(ps * times, error and error * times), "per": per}
         )
     return rows
+
+
+def curves(cost: StepCost) -> list[str]:
+    """What is looked up and is no straight line, one line each: its points as they were measured."""
+    said = []
+    for piece in cost.pieces:
+        if len(piece.grid.rows) > 1:
+            said.append(f"{piece.name or 'more'}: by {piece.inner} and {piece.outer}, {len(piece.grid.rows)} rows of times")
+            continue
+        points = piece.grid.rows[0][:-1] if len(piece.grid.rows[0]) > 1 else piece.grid.rows[0]
+        some = points if len(points) <= 12 else [*points[:8], *points[8 :: max(1, len(points) // 5)]]
+        said.append(f"{piece.name or 'more'} alone: " + ", ".join(f"{n:,} take {_text(ps, None)}" for n, ps in some))
+    return said
 
 
 def _text(ps: float, error: float | None) -> str:
@@ -85,6 +98,8 @@ def show(made: Calibrated, out: Path | None) -> None:
     for row in coefficients(made.cost):
         table.add_row(row["text"], f"for {row['per']}")
     console.print(table)
+    for text in curves(made.cost):
+        line(text)
     line(_error(made.cost))
     for c, speed, quarters in zip(made.captures, made.speeds, made.quarters, strict=True):
         line(_speed(c.name, speed.factor, speed.error, speed.told, quarters, len(made.captures)))

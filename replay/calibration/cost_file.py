@@ -50,6 +50,7 @@ class CostFile:
         cost: of a step. outside: the times outside steps. server: what it was measured on. platform: the machine's name, or null.
         captures: what it was fitted to, one table each (trace, created_utc, steps, steps_origin, requests, duration_ns, speed,
             speed_error, quarters).
+        stalls: what their steps took ÷ what the cost gives them, stalls included, which the cost is without.
         covers: settings and up to where they were measured (:meth:`hoptrace.replay.calibration.held.Held.covers`).
         held: quantities of the steps. notes: what cannot be told. made_utc, hoptrace_version: of the file.
     """
@@ -64,6 +65,7 @@ class CostFile:
     notes: tuple[str, ...] = ()
     made_utc: str = ""
     hoptrace_version: str = ""
+    stalls: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The file's content, with its checksum."""
@@ -77,6 +79,7 @@ class CostFile:
             "platform": self.platform,
             "captures": [dict(c) for c in self.captures],
             "cost": self.cost.to_dict(),
+            "stalls": self.stalls,
             "outside_steps": self.outside.as_dict(),
             "held": self.held,
             "covers": [dict(c) for c in self.covers],
@@ -103,7 +106,7 @@ def cost_file(made: Calibrated) -> CostFile:
     return CostFile(
         made.cost, made.outside, made.server, next(iter(platforms)) if len(platforms) == 1 else None, captures,
         tuple(made.held.covers(made.server)), made.held.as_dict(), made.notes,
-        datetime.now(UTC).isoformat(timespec="seconds"), hoptrace.__version__,
+        datetime.now(UTC).isoformat(timespec="seconds"), hoptrace.__version__, round(made.stalls, 6),
     )  # fmt: skip
 
 
@@ -195,6 +198,9 @@ def _parsed(d: Mapping[str, Any]) -> CostFile:
     if platform is not None and not isinstance(platform, str):
         raise ValueError("platform is no name")
     held = d.get("held")
+    stalls = d.get("stalls", 1.0)
+    if isinstance(stalls, bool) or not isinstance(stalls, int | float) or not 0.1 <= stalls <= 100:
+        raise ValueError("stalls is no ratio")
     return CostFile(
         cost,
         _outside(_table(d["outside_steps"], "outside_steps")),
@@ -206,6 +212,7 @@ def _parsed(d: Mapping[str, Any]) -> CostFile:
         tuple(str(n) for n in notes),
         str(d.get("made_utc", "")),
         str(d.get("hoptrace_version", "")),
+        float(stalls),
     )
 
 

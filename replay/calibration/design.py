@@ -14,7 +14,7 @@ drifts shows it in both halves and does not lend it to one kind:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["FEWEST", "Limits", "Pace", "Phase", "Probe", "design", "paced"]
 
@@ -85,6 +85,7 @@ def design(limits: Limits, pace: Pace, *, requests: int = 60, at_most_s: float =
     Lengths are as large as the limits and the time allow: by the pace all phases end within 0.8 of ``at_most_s``, as far as
     lengths can be shortened (a prompt has 16 tokens or more).
     """
+    limits = replace(limits, sequences=_at_once(limits))
     left = max(requests, FEWEST) - 2
     seconds = {kind: share * at_most_s * _PLAN for kind, share in _SHARES.items()}
     rounds = 2 if left >= 40 else 1
@@ -105,6 +106,16 @@ def design(limits: Limits, pace: Pace, *, requests: int = 60, at_most_s: float =
     for r in range(max(len(v) for v in found.values())):
         ordered += [phases[r] for phases in found.values() if r < len(phases)]
     return ordered
+
+
+def _at_once(limits: Limits) -> int:
+    """So many sequences, each a token longer than the one before, that context and KV space hold them."""
+    context = int(limits.context * _MARGIN)
+    kv = math.inf if limits.kv_tokens is None else limits.kv_tokens * _MARGIN
+    n = max(1, min(limits.sequences, context - _SHORT))
+    while n > 1 and n * _SHORT + n * (n + 1) // 2 > kv:
+        n -= 1
+    return n
 
 
 def _most(limits: Limits) -> int:
@@ -152,9 +163,11 @@ def _stair(limits: Limits, pace: Pace, n: int, seconds: float) -> Phase:
     flight = sum(pace.step(d) for d in range(1, n + 1))
     prompts = n * _SHORT * pace.prompt_token_s
     each = max(_STAIR[0], min(_STAIR[1], int((seconds - prompts) / flight))) if flight > 0 else _STAIR[1]
-    room = limits.context if limits.kv_tokens is None else min(limits.context, limits.kv_tokens // n)
-    each = max(1, min(each, (int(room * _MARGIN) - _SHORT) // n))
-    short = max(1, min(_SHORT, int(room * _MARGIN) - each * n))
+    # The last of them is the longest; all of them together are n × prompt + each × n (n + 1) ÷ 2.
+    each = max(1, min(each, (int(limits.context * _MARGIN) - _SHORT) // n))
+    if limits.kv_tokens is not None:
+        each = max(1, min(each, int((limits.kv_tokens * _MARGIN - n * _SHORT) * 2 / (n * (n + 1)))))
+    short = max(1, min(_SHORT, int(limits.context * _MARGIN) - each * n))
     probes = tuple(Probe(0.0, short, each * (i + 1)) for i in range(n))
     return Phase("decoders alone", probes, prompts + each * flight)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from hoptrace.comparison import speed
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.reader import Trace
@@ -56,8 +57,9 @@ class Capture:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """``cost`` at the mean speed of the captures; ``speeds`` and ``quarters`` (how long equal steps took in each quarter of a
-    capture against its mean) by capture; ``held``: by all steps; ``notes``: what cannot be told."""
+    """``cost`` at the mean speed of the captures; ``stalls``: what their steps took ÷ what the cost gives them, stalls included,
+    which the cost is without; ``speeds`` and ``quarters`` (how long equal steps took in each quarter of a capture against its
+    mean) by capture; ``held``: by all steps; ``notes``: what cannot be told."""
 
     captures: tuple[Capture, ...]
     cost: StepCost
@@ -66,6 +68,7 @@ class Calibrated:
     quarters: tuple[tuple[float, ...], ...]
     held: Held
     notes: tuple[str, ...]
+    stalls: float = 1.0
 
     @property
     def server(self) -> Server:
@@ -130,7 +133,10 @@ def fitted(captures: Sequence[Capture]) -> Calibrated:
     notes += [f"{c.name}: {c.note}" for c in captures if c.note]
     what = held(steps)
     notes += _untold(captures, cost, what)
-    return Calibrated(tuple(captures), cost, _outside(captures), tuple(found), quarters, what, tuple(dict.fromkeys(notes)))
+    stalls = speed(steps, cost) or 1.0
+    return Calibrated(
+        tuple(captures), cost, _outside(captures), tuple(found), quarters, what, tuple(dict.fromkeys(notes)), stalls
+    )  # fmt: skip
 
 
 def _alike(captures: Sequence[Capture]) -> None:

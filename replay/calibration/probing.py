@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from hoptrace.replay.workload import Workload
 __all__ = ["Probed", "limits_of", "probing", "work_of"]
 
 _LEAST_S = 1.0  # a phase is not begun with less time than this left
+_AROUND_S = 0.5  # of a phase, that its requests do not take: making the prompts, and the load generator's start
 
 
 @dataclass
@@ -63,18 +64,21 @@ def limits_of(server: Server) -> tuple[Limits, list[str]]:
 def work_of(phase: Phase, first: int) -> Workload:
     """A phase as the load generator takes it: requests numbered from ``first``, no two prompts alike."""
     n = len(phase.probes)
-    ints = lambda values: np.array(values, dtype=np.int64)  # noqa: E731
     order = sorted(phase.probes, key=lambda p: p.at_s)
     return Workload(
-        request=ints(range(first, first + n)),
-        arrival_ns=ints([round(p.at_s * 1e9) for p in order]),
-        prompt_tokens=ints([p.prompt_tokens for p in order]),
-        output_tokens=ints([p.output_tokens for p in order]),
-        block_ptr=ints([0] * (n + 1)),
-        block_id=ints([]),
-        block_end=ints([]),
-        block_tokens=ints([]),
+        request=_ints(range(first, first + n)),
+        arrival_ns=_ints([round(p.at_s * 1e9) for p in order]),
+        prompt_tokens=_ints([p.prompt_tokens for p in order]),
+        output_tokens=_ints([p.output_tokens for p in order]),
+        block_ptr=_ints([0] * (n + 1)),
+        block_id=_ints([]),
+        block_end=_ints([]),
+        block_tokens=_ints([]),
     )
+
+
+def _ints(values: Iterable[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(list(values), dtype=np.int64)
 
 
 def probing(
@@ -144,7 +148,7 @@ def probing(
         if out.stopped:
             break
         # How much longer phases take than the pace of two requests says; what is begun is to end in time.
-        took = sum(p["took_s"] for p in out.phases[2:])
+        took = sum(max(p["took_s"] - _AROUND_S, 0) for p in out.phases[2:])
         expected = sum(p["expected_s"] for p in out.phases[2:])
         slower = max(1.0, took / expected) if expected > 0 else 1.0
     return out

@@ -18,6 +18,8 @@ DOUBTED = 0.1
 """A factor with a larger standard error is not told: the captures hold too little that is alike."""
 _MOST = 5_000  # steps of a capture that are looked at
 _BLOCKS = 15  # of steps in a row: neighbours are alike, so that errors are told from blocks
+_BATCHES = 32  # numbers of decoders that have a column of their own, if they have
+_FEWEST = 10  # steps
 _ROUNDS = 60
 _HUBER = 1.345
 
@@ -47,9 +49,7 @@ def speeds(captures: Sequence[pl.DataFrame]) -> list[Speed]:
     if n < 2:
         return [Speed()] * n
     some = [f.gather_every(max(1, -(-f.height // _MOST))) for f in captures]
-    x = np.concatenate([features_array(f) for f in some]).astype(np.float64)
-    x[:, FEATURES.index("prefill_attention")] /= 1000
-    x = x[:, x.any(axis=0)]
+    x = _design(np.concatenate([features_array(f) for f in some]).astype(np.float64))
     y = np.concatenate([(f["end_ns"] - f["start_ns"]).to_numpy() for f in some]).astype(np.float64)
     of = np.repeat(np.arange(n), [f.height for f in some])
     total = np.array([float((f["end_ns"] - f["start_ns"]).sum()) for f in captures])
@@ -61,6 +61,18 @@ def speeds(captures: Sequence[pl.DataFrame]) -> list[Speed]:
     # The mean speed of those that can be compared: their steps take as long in sum as they did.
     factor = factor / (total[told].sum() / (total[told] / factor[told]).sum())
     return [Speed(float(f), float(e)) if t else Speed(told=False) for f, e, t in zip(factor, error, told, strict=True)]
+
+
+def _design(x: _Floats) -> _Floats:
+    """The columns of the model: the features of a step cost, and one for each number of decoders that enough steps hold: what n
+    of them take is no straight line, and captures of unlike batches would lend each other's bends to the machine."""
+    x[:, FEATURES.index("prefill_attention")] /= 1000
+    numbers, counts = np.unique(x[:, FEATURES.index("decode_requests")], return_counts=True)
+    usual = [n for n, c in zip(numbers, counts, strict=True) if n > 0 and c >= _FEWEST][:_BATCHES]
+    alone = x[:, FEATURES.index("prefill_tokens")] == 0
+    bends = [((x[:, FEATURES.index("decode_requests")] == n) & alone).astype(np.float64) for n in usual]
+    whole: _Floats = np.column_stack([x, *bends])
+    return whole[:, whole.any(axis=0)]
 
 
 def _fitted(x: _Floats, y: _Floats, of: _Ints, n: int) -> tuple[_Floats, _Floats, _Floats]:

@@ -75,6 +75,8 @@ def use(
         known = usable(steps) if steps is not None and steps.height else None
         found = speed(known, cost) if known is not None and known.height >= FEWEST else None
         if found is not None:
+            # Both sides with their stalls, which the cost is without: a replay draws the cost's.
+            found /= content.stalls
             applied, told = found, "by the trace's own steps"
             if abs(found - 1) > 0.02:
                 slower = f"{100 * (found - 1):.0f} % longer" if found > 1 else f"{100 * (1 - found):.0f} % shorter"
