@@ -75,28 +75,30 @@ def show(advice: Advice, trace: Path, rate: str) -> None:
     def line(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    console.print(f"[bold]{escape(advice.decision.sentence)}[/bold]", soft_wrap=True)
+    console.print(f"[bold]{escape(advice.decision.sentence)}[/bold]")
     for sentence in advice.decision.also:
-        line(sentence)
+        console.print(sentence, markup=False)
     if advice.verdicts:
         console.print(_table(advice))
     if advice.idle:
-        line(f"Tried without gain: {_idle(advice)}.")
+        console.print(f"Tried without gain: {_idle(advice)}.", markup=False)
     _type_it(advice, line)
     commands = proof(advice, trace, rate)
     if commands:
-        line("Prove it on the server with that:")
+        line("To prove it, start the server with that, and:")
         for command in commands:
             line(f"  {command}")
-    for kind, title in (("cannot matter", "Cannot matter here:"), ("not judged", "Not judged:")):
-        left = [x for x in advice.left if x.kind == kind]
-        if left:
-            line(title)
-            for x in left:
-                line(f"  {x.flag}: {x.why}.")
-    line(_rests(advice))
+    idle = [x for x in advice.left if x.kind == "cannot matter"]
+    if idle:
+        line("Cannot matter here:")
+    for x in idle:
+        line(f"  {x.flag}: {x.why}.")
+    unjudged = "; ".join(f"{x.flag} ({x.why})" for x in advice.left if x.kind == "not judged")
+    if unjudged:
+        console.print(f"Not judged: {unjudged}.", markup=False)
+    console.print(_rests(advice), markup=False)
     for note in dict.fromkeys((*(advice.decision.verdict.notes if advice.decision.verdict else ()), *advice.notes)):
-        console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
+        console.print(f"[yellow]note[/yellow] {escape(note)}")
 
 
 def _table(advice: Advice) -> Any:
@@ -119,7 +121,7 @@ def _table(advice: Advice) -> Any:
             needs = v.needs
         table.add_row(
             escape(v.text), plain_gain(advice.objective, v.gain), range_of(advice.objective, v),
-            ", ".join(v.worse[:2]) or "-", escape(_trust(v)),
+            v.worse[0] if v.worse else "-", escape(_trust(v)),
         )  # fmt: skip
     return table
 
@@ -141,9 +143,9 @@ def _trust(v: Verdict) -> str:
     elif not v.low > 0:
         said.append("noise")
     if v.extrapolated is None:
-        said.append("domain unknown")
+        said.append("unknown reach")
     elif v.extrapolated >= 0.005:
-        said.append(f"{100 * v.extrapolated:.0f} % extrapolated")
+        said.append(f"{100 * v.extrapolated:.0f} % unseen")
     if v.lost:
         said.append(f"{v.lost} requests lost")
     return ", ".join(said) or "recorded steps"

@@ -26,6 +26,7 @@ from hoptrace.replay.prepare import Prepared, prepare
 from hoptrace.replay.simulation import Engine, warm_up
 from hoptrace.replay.uncertainty import Study
 from hoptrace.replay.workload import Workload
+from hoptrace.roofline import platform_of
 from hoptrace.stepcost import StepCost
 
 __all__ = ["Advice", "advise"]
@@ -114,6 +115,7 @@ def advise(
             "The trace ran with prompts and answers on servers of their own; advice is about one kind of server.",
             hint="hoptrace sweep tries other numbers of each, and other settings of both.",
         )
+    _told(p, platform, model)
     chosen = _engine(engine, p.asked_work, draws)
     if chosen == "compiled":
         say("starting the compiled engine (the first time it is compiled, which takes a minute or two)")
@@ -142,7 +144,7 @@ def advise(
     return Advice(
         engine=catalogue.engine,
         objective=aim,
-        decision=decide(aim, verdicts, len(points), off),
+        decision=decide(aim, verdicts, len(points), off, str(p.how.get("kind"))),
         verdicts=tuple(verdicts),
         idle=tuple(idle),
         left=tuple(left),
@@ -153,8 +155,34 @@ def advise(
         arrivals=p.arrivals.label,
         draws=0 if study is None else len(study.draws),
         url=trace.manifest.servers[0].url,
-        notes=tuple(dict.fromkeys([*notes, *p.work.notes, *p.planned.notes])),
+        notes=tuple(dict.fromkeys([*notes, *_assumed(p), *p.work.notes, *p.planned.notes])),
     )
+
+
+def _told(p: Prepared, platform: str | None, model: str | None) -> None:
+    """Refuses a roofline of a machine or a model that nobody named: a replay may assume one and say so, advice may not."""
+    if p.how.get("kind") != "roofline":
+        return
+    own = p.parent.trace.manifest.servers[0]
+    lacks = [
+        f"--{what} NAME"
+        for what, named, known in (
+            ("platform", platform, platform_of(p.parent.trace.manifest, own) is not None),
+            ("model", model, own.parameters is not None),
+        )
+        if named is None and not known
+    ]  # fmt: skip
+    if lacks:
+        raise InputError(
+            "The trace has too few steps to tell what a step costs, and no machine to compute it for.",
+            hint=f"Name it ({' '.join(lacks)}), or say what steps cost: --cost fixed:PREFILL_MS,DECODE_MS.",
+        )
+
+
+def _assumed(p: Prepared) -> list[str]:
+    """What was taken for the step cost for want of knowledge."""
+    found = p.how.get("assumed")
+    return [found] if isinstance(found, str) else [str(x) for x in found or ()]
 
 
 def _engine(asked: Engine, work: Workload, draws: int) -> Engine:

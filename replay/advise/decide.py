@@ -23,7 +23,10 @@ MOST_OFF = 0.2
 """Likewise from such an error of the own policy's replay on, in a figure of the objective."""
 _AS_GOOD = 0.02
 """A smaller change that gains all but this of the largest one's is taken instead."""
+_FAR_MORE = 0.05
 _GUARD = 1.02
+"""Of several figures of an objective none may become worse by more."""
+_NEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,11 @@ class Decision:
         return {"decision": self.kind, "typed": typed, "sentence": self.sentence, "also": list(self.also)}
 
 
-def decide(objective: Objective, verdicts: Sequence[Verdict], tried: int, off: float | None = None) -> Decision:
+def decide(
+    objective: Objective, verdicts: Sequence[Verdict], tried: int, off: float | None = None, cost: str = "fitted"
+) -> Decision:
     """The decision. ``tried``: how many changes were replayed; ``off``: the largest relative error of the own policy's replay in
-    the objective's figures, null where it is not known.
+    the objective's figures, null where it is not known; ``cost``: what the step cost is.
 
     What needs nothing that the server does not have comes first: another server is advised only where no flag gains, and even
     then only named. Of those that gain beyond doubt (interval above 0, and LEAST_GAIN or more; no figure of the objective worse;
@@ -53,12 +58,18 @@ def decide(objective: Objective, verdicts: Sequence[Verdict], tried: int, off: f
     good = [v for v in verdicts if acceptable(objective, v)]
     free = [v for v in good if not v.needs]
     covered = [v for v in free if _covered(v)]
-    best = _smallest(covered) or _smallest(free)
+    near, far = _smallest(covered), _smallest([v for v in free if not _covered(v)])
+    best = near if near is not None and not _beyond_doubt(far, near) else far
     also = _also(objective, best, good, free)
     if best is None:
-        return Decision(KEEP, None, _keep(objective, verdicts, tried), also)
+        return Decision(KEEP, None, _keep(objective, verdicts, tried, cost), also)
     why = _doubts(best, off)
     return Decision(TRY if why else CHANGE, best, _sentence(objective, best, why), also)
+
+
+def _beyond_doubt(far: Verdict | None, near: Verdict) -> bool:
+    """Whether what is extrapolated promises so much more that even its least exceeds the other's most, by far."""
+    return far is not None and (far.low or 0.0) > (near.high if near.high is not None else near.gain or 0.0) + _FAR_MORE
 
 
 def acceptable(objective: Objective, v: Verdict) -> bool:
@@ -120,32 +131,43 @@ def _sentence(objective: Objective, v: Verdict, doubts: Sequence[str]) -> str:
     return f"Try {v.text}, and measure before you trust it: {what}{price}, but {' and '.join(doubts)}."
 
 
-def _keep(objective: Objective, verdicts: Sequence[Verdict], tried: int) -> str:
+def _keep(objective: Objective, verdicts: Sequence[Verdict], tried: int, cost: str) -> str:
     if not tried:
-        return "Keep the flags as they are: by the trace's own evidence none of those that can be judged could matter."
+        by = "the trace's own evidence" if cost == "fitted" else f"a replay with a {cost} step cost"
+        return f"Keep the flags as they are: by {by} none of those that can be judged could matter."
     best = max((v for v in verdicts if v.gain is not None and not v.needs), key=lambda v: v.gain or 0.0, default=None)
     if best is None or (best.gain or 0) <= 0:
-        return f"Keep the flags as they are: none of {tried} changes tried betters {objective.words}."
-    said = f"{best.text} comes to {plain_gain(objective, best.gain)} ({range_of(objective, best)})"
+        alone = " with what the server has" if any(v.needs for v in verdicts) else ""
+        return f"Keep the flags as they are: none of {tried} changes tried betters {objective.words}{alone}."
+    said = f"{best.text} comes to {_reach(objective, best)}"
     return f"Keep the flags as they are: no change of {tried} tried betters {objective.words} beyond doubt; {said}."
 
 
 def _also(objective: Objective, best: Verdict | None, good: Sequence[Verdict], free: Sequence[Verdict]) -> tuple[str, ...]:
+    """What else a reader should know: more that rests on what was never recorded, what is sure instead, what would need more."""
     said = []
-    far = [v for v in free if not _covered(v) and (best is None or (v.gain or 0) > (best.gain or 0) + _AS_GOOD)]
-    if far and best is not None and _covered(best):
-        top = max(far, key=lambda v: v.gain or 0.0)
-        share = f"{100 * (top.extrapolated or 0):.0f} %"
+    more = (best.gain or 0.0) + _AS_GOOD if best is not None else 0.0
+    far = _smallest([v for v in free if not _covered(v) and (v.gain or 0.0) > more])
+    if best is not None and _covered(best) and far is not None:
+        share = f"{100 * (far.extrapolated or 0):.0f} %"
         said.append(
-            f"{top.text} promises more ({plain_gain(objective, top.gain)}), but {share} of its step time is like nothing "
+            f"{far.text} promises more ({plain_gain(objective, far.gain)}), but {share} of its step time is like nothing "
             "recorded: `hoptrace calibrate --probe` widens that."
         )
-    needy = [v for v in good if v.needs and (best is None or (v.gain or 0) > (best.gain or 0) + _AS_GOOD)]
+    near = _smallest([v for v in free if _covered(v)])
+    if best is not None and not _covered(best) and near is not None:
+        said.append(f"Within what was recorded: {near.text}, {_reach(objective, near)}.")
+    kinds: dict[str, list[Verdict]] = {}
+    for v in good:
+        if v.needs and (v.gain or 0.0) > more:
+            kinds.setdefault(v.changes[0].flag, []).append(v)
+    needy = [v for some in kinds.values() if (v := _smallest(some)) is not None]
     plans = [v for v in needy if not v.bound]
-    for some in (plans, [v for v in needy if v.bound and all((v.gain or 0) > (x.gain or 0) + _AS_GOOD for x in plans)]):
-        if some:
-            top = max(some, key=lambda v: v.gain or 0.0)
-            most = "at best " if top.bound else ""
-            reach = f"{most}{plain_gain(objective, top.gain)} ({range_of(objective, top)})"
-            said.append(f"With {top.needs}: {reach}, by {top.text}.")
+    bounds = [v for v in needy if v.bound and all((v.gain or 0.0) > (x.gain or 0.0) + _AS_GOOD for x in plans)]
+    for v in sorted(plans, key=lambda v: -(v.gain or 0.0))[:_NEEDS] + bounds:
+        said.append(f"With {v.needs}: {'at best ' if v.bound else ''}{_reach(objective, v)}, by {v.text}.")
     return tuple(said)
+
+
+def _reach(objective: Objective, v: Verdict) -> str:
+    return f"{plain_gain(objective, v.gain)} ({range_of(objective, v)})"

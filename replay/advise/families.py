@@ -51,9 +51,11 @@ def budget(scene: Scene, flag: str, make: Typed, *, beside: bool = True) -> Foun
         found.changes += [make(v) for v in (2 * now, 4 * now)]
     else:
         found.cannot(f"more of {flag}", f"no step was that large: {e.most_step_tokens:,} of {now:,} tokens at most")
-    if beside and e.most_beside == 0:
+    if not beside:
+        return found.cannot(f"less of {flag}", "prompts are computed before anybody's next token, in whatever chunks")
+    if e.most_beside == 0:
         return found.cannot(f"less of {flag}", "no step held a prompt beside decoders, so smaller chunks would spare nobody")
-    largest = e.most_beside if beside else e.longest_prompt
+    largest = e.most_beside
     least = max(scene.resolved.max_sequences or 1, _LEAST_BUDGET)
     smaller = [v for v in _halves(now) if least <= v < largest]
     if not smaller:
@@ -99,12 +101,14 @@ def another_server(scene: Scene, flag: str, changes: Sequence[Change]) -> Found:
     return found
 
 
-def server_change(scene: Scene, flag: str, typed: tuple[str, ...], now: str, notes: tuple[str, ...] = ()) -> Change:
+def server_change(
+    scene: Scene, flag: str, typed: tuple[str, ...], now: str, notes: tuple[str, ...] = (), label: str = ""
+) -> Change:
     """The change to one more server, least requests in flight first."""
     n = scene.servers + 1
     return Change(
         flag, typed, (f"servers.count={n}", "routing.kind=least_load"), now, size_of(scene.servers, n),
-        needs="another server like it", notes=notes,
+        needs="another server like it", label=label, notes=notes,
     )  # fmt: skip
 
 

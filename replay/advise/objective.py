@@ -70,7 +70,8 @@ class Objective:
     @property
     def short(self) -> str:
         """A column's title."""
-        return {"e2e": "E2E p50, p95", "throughput": "tokens/s"}.get(self.name, self.name.replace("_", " ").replace("e2e", "E2E"))
+        fixed = {"e2e": "E2E p50, p95", "throughput": "tokens/s", "goodput": "goodput"}
+        return fixed.get(self.name) or name_of(self.keys[0]).replace("end to end", "E2E")
 
     @property
     def words(self) -> str:

@@ -98,7 +98,9 @@ def _judge_dtype(scene: Scene) -> Found:
         return Found().unjudged(flag, "the trace does not tell the KV space, or the shape of its KV")
     note = "What converting costs, what shorter reads spare, and what becomes of the answers is not in it."
     typed, settings = ("--kv-cache-dtype fp8_e5m2",), ("kv.dtype=fp8_e5m2",)
-    return Found([Change("kv-cache-dtype", typed, settings, str(scene.server.kv_dtype), notes=(note,))])
+    return Found(
+        [Change("kv-cache-dtype", typed, settings, str(scene.server.kv_dtype), 1.0, "KV of lower precision", notes=(note,))]
+    )
 
 
 def _judge_servers(scene: Scene) -> Found:
@@ -106,7 +108,7 @@ def _judge_servers(scene: Scene) -> Found:
     now = str(scene.server.config.get("dp_size") or scene.servers)
     note = "Requests go to the server with the fewest in flight (--load-balance-method total_requests)."
     typed = (f"--dp-size {n}", "--load-balance-method total_requests")
-    return of.another_server(scene, "dp-size", [of.server_change(scene, "dp-size", typed, now, (note,))])
+    return of.another_server(scene, "dp-size", [of.server_change(scene, "dp-size", typed, now, (note,), typed[0])])
 
 
 def _judge_split(scene: Scene) -> Found:

@@ -132,7 +132,19 @@ def _judge_dtype(scene: Scene) -> Found:
     if r.capacity_tokens is None or scene.token_bytes is None:
         return Found().unjudged(flag, "the trace does not tell the KV space, or the shape of its KV")
     note = "What converting costs, what shorter reads spare, and what becomes of the answers is not in it."
-    return Found([Change("kv-cache-dtype", ("--kv-cache-dtype fp8",), ("kv.dtype=fp8",), str(s.kv_dtype), 1.0, notes=(note,))])
+    return Found(
+        [
+            Change(
+                "kv-cache-dtype",
+                ("--kv-cache-dtype fp8",),
+                ("kv.dtype=fp8",),
+                str(s.kv_dtype),
+                1.0,
+                "KV of lower precision",
+                notes=(note,),
+            )
+        ]
+    )
 
 
 def _block(scene: Scene, size: int) -> Change:

@@ -17,6 +17,8 @@ LEVEL = 0.9
 WORSE = 0.03
 """What becomes worse by less than this is not told: runs of a real server differ by more."""
 
+_TIMES = 3.0
+
 Draws = Sequence[tuple[Figures, Figures]]
 
 
@@ -81,5 +83,5 @@ def _worse(figures: dict[str, Outlook]) -> tuple[str, ...]:
         off = 1 - o.ratio if rate else o.ratio - 1
         sure = o.low is None or o.high is None or (o.high < 1 if rate else o.low > 1)
         if off > WORSE and sure:
-            found.append((off, f"{name} {100 * (o.ratio - 1):+.0f} %"))
+            found.append((off, f"{name} ×{o.ratio:.1f}" if o.ratio >= _TIMES else f"{name} {100 * (o.ratio - 1):+.0f} %"))
     return tuple(text for _, text in sorted(found, reverse=True))
