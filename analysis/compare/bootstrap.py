@@ -42,6 +42,8 @@ _QUANTILES = (0.5, 0.95, 0.99)
 _SEED = 20260101
 _DRAWS = 1000
 _FEWEST = 200
+_CELLS = 4_000_000  # values times draws at once
+_FEW = 500  # values up to which all draws are ranked at once: of more, one by one is quicker
 _WORK = 60_000_000  # values times draws; more values get fewer draws
 
 
@@ -154,22 +156,19 @@ def ratios(above: Sequence[tuple[Sample, int]], below: Sequence[tuple[Sample, in
     ordered = [(*_sorted(s), g, sign) for s, g, sign in samples]
 
     def log(times: dict[int, Ints]) -> Floats:
+        """A row per draw; ``times``: by group, how often each request is drawn in each."""
+        found = np.zeros((len(next(iter(times.values()))), len(STATS)))
         with np.errstate(divide="ignore", invalid="ignore"):
-            terms = [sign * np.log(_stats(v, o, times[g])) for v, o, g, sign in ordered]
-        return np.asarray(np.sum(terms, axis=0), dtype=np.float64)
+            for values, owner, g, sign in ordered:
+                found += sign * np.log(_stats_of_draws(values, owner, times[g]))
+        return found
 
-    point = log({g: np.ones(n, dtype=np.int64) for g, n in sizes.items()})
+    point = log({g: np.ones((1, n), dtype=np.int64) for g, n in sizes.items()})[0]
     known = np.isfinite(point)
-    if not known.any():
-        return {}
     bounds: list[Bounds | None] = [None] * len(STATS)
     least = min(sizes.values())
-    if least >= 2:
-        draws = int(min(_DRAWS, max(_FEWEST, _WORK // max(sum(len(s.values) for s, _, _ in samples), 1))))
-        rng = np.random.default_rng(_SEED)
-        drawn = np.empty((draws, len(STATS)))
-        for i in range(draws):
-            drawn[i] = log({g: np.bincount(rng.integers(0, n, n), minlength=n) for g, n in sizes.items()})
+    if least >= 2 and known.any():
+        drawn = _drawn(sizes, sum(len(s.values) for s, _, _ in samples), log)
         narrower = max(s.narrower for s, _, _ in samples)
         for k in np.flatnonzero(known).tolist():
             usable = drawn[np.isfinite(drawn[:, k]), k]
@@ -179,6 +178,18 @@ def ratios(above: Sequence[tuple[Sample, int]], below: Sequence[tuple[Sample, in
             low, high = np.exp(point[k] + (np.quantile(usable, [0.025, 0.975]) - point[k]) * wider)
             bounds[k] = (float(low), float(high))
     return {name: (float(np.exp(point[k])), bounds[k]) for k, name in enumerate(STATS) if known[k]}
+
+
+def _drawn(sizes: dict[int, int], values: int, of: Callable[[dict[int, Ints]], Floats]) -> Floats:
+    """``of`` over all draws, as many at a time as memory holds well. ``values``: of all samples together."""
+    draws = int(min(_DRAWS, max(_FEWEST, _WORK // max(values, 1))))
+    at_once = max(1, min(draws, _CELLS // max(values, *sizes.values())))
+    rng = np.random.default_rng(_SEED)
+    parts = []
+    for begin in range(0, draws, at_once):
+        some = min(at_once, draws - begin)
+        parts.append(of({g: rng.multinomial(n, np.full(n, 1 / n), size=some) for g, n in sizes.items()}))
+    return np.concatenate(parts)
 
 
 def ranks(n: int, window: tuple[float, float] | None) -> tuple[int, int]:
@@ -241,6 +252,26 @@ def _stats(values: Floats, owner: Ints, times: Ints) -> Floats:
     second = values[np.searchsorted(upto, np.minimum(low + 1, n - 1), side="right")]
     quantiles = first + (second - first) * (at - low)
     return np.concatenate([[float(values @ weight) / n], quantiles])
+
+
+def _stats_of_draws(values: Floats, owner: Ints, times: Ints) -> Floats:
+    """:func:`_stats` for each row of ``times``, at once where the values are few."""
+    if len(values) > _FEW:
+        return np.stack([_stats(values, owner, row) for row in times])
+    weight = times[:, owner]
+    upto = np.cumsum(weight, axis=1)
+    n = upto[:, -1]
+    found = np.full((len(times), len(STATS)), np.nan)
+    some = n > 0
+    found[some, 0] = (weight[some] @ values) / n[some]
+    for k, q in enumerate(_QUANTILES, start=1):
+        at = q * (n - 1)
+        low = np.floor(at)
+        first, second = (
+            values[np.minimum((upto <= rank[:, None]).sum(axis=1), len(values) - 1)] for rank in (low, np.minimum(low + 1, n - 1))
+        )
+        found[some, k] = (first + (second - first) * (at - low))[some]
+    return found
 
 
 def _compositions(ranked: Floats, times: Ints) -> Floats:

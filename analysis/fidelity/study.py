@@ -60,7 +60,8 @@ class Judged:
         own_terms: the same without times.
         speed: how much longer equal steps took than in the base policy's recording; 1 of that one; null where steps do not tell.
         sources: where the error comes from; empty if it was not asked for.
-        domain: where the replay's steps leave what its step cost was measured on, in sentences.
+        beyond: share of the replay's step time outside what its step cost was measured on; null where that is not known.
+        domain: which quantities lie outside, in sentences.
         notes: what else a reader has to know.
     """
 
@@ -72,6 +73,7 @@ class Judged:
     own_terms: OwnTerms
     speed: float | None
     sources: tuple[Source, ...]
+    beyond: float | None
     domain: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -106,7 +108,7 @@ class Judged:
             "signs": None if self.own else self.signs,
             "own_terms": self.own_terms.as_dict(),
             "sources": [s.as_dict() for s in self.sources],
-            "domain": list(self.domain),
+            "domain": {"share": None if self.beyond is None else round(self.beyond, 6), "beyond": list(self.domain)},
             "notes": list(self.notes),
         }
 
@@ -197,6 +199,7 @@ def study(
         at_speed = None if case.at_speed is None else compare(case.observed, case.at_speed)
         between = None if first else matched(own.observed, case.observed)
         a, b = own.observed, case.observed
+        beyond, domain = _domain(case.predicted, cost)
         judged.append(
             Judged(
                 trace=b.name,
@@ -207,7 +210,8 @@ def study(
                 own_terms=own_terms(b, case.predicted, pair.twins),
                 speed=machine_speed(a, b, cost),
                 sources=sources(b, case.truths),
-                domain=tuple(_domain(case.predicted, cost)),
+                beyond=beyond,
+                domain=tuple(domain),
                 notes=tuple(dict.fromkeys([*odd.get(b.name, []), *_said(b), *pair.compared.notes, *case.notes])),
             )
         )
@@ -230,9 +234,10 @@ def _said(trace: Trace) -> list[str]:
     return found
 
 
-def _domain(predicted: Trace, cost: StepCost | None) -> list[str]:
+def _domain(predicted: Trace, cost: StepCost | None) -> tuple[float | None, list[str]]:
     if cost is None:
-        return []
+        return None, []
     domain = Domain(cost)
     domain.add(steps_of(predicted).steps)
-    return domain.sentences()
+    whole, outside = domain.step_ns
+    return outside / whole if domain.known and whole else None, domain.sentences()

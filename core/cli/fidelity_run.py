@@ -53,6 +53,7 @@ def measure(
     """
     from hoptrace.analysis.fidelity.same_work import other_work
     from hoptrace.analysis.fidelity.study import check, study
+    from hoptrace.errors import InputError
     from hoptrace.replay.against import against
 
     check(a, others, repeats, anyway=anyway)
@@ -66,7 +67,10 @@ def measure(
     for b in others:
         work: Literal["a", "b"] = "b" if anyway and other_work(a, b) else "a"
         known = first if fitted and not isinstance(cost, str) else cost
-        p = against(a, b, work=work, cost=known, seed=seed, say=say)
+        try:
+            p = against(a, b, work=work, cost=known, seed=seed, say=say)
+        except InputError as e:
+            raise InputError(f"{b.name} cannot be predicted from {a.name}: {e.message}", hint=e.hint) from None
         say(f"replaying {a.name} under the policy of {b.name}")
         case = _case(p, b, False, _speed(a, b, first), engine, say, tell)
         mine = p if work == "b" else against(a, b, work="b", cost=known, seed=seed)

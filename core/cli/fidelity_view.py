@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["show", "show_short"]
 
 _TRUTHS = {None: "nothing", "step_time": "step time"}
+_MOST = 999.95
+_NEGLIGIBLE = 0.01  # share of the step time: were its cost wrong by half, all would be right within half a percent
 _RATES = {"output tokens": "tokens/s", "requests": "requests/s"}
 
 
@@ -69,8 +71,8 @@ def _case(console: Console, case: Judged, base: str, said: set[str], *, noisy: b
         for s in case.sources:
             if s.why:
                 _note(console, f"The recorded {_TRUTHS.get(s.truth, s.truth or '')} is not told: {s.why}", said)
-    for line in case.domain:
-        console.print(f"[yellow]extrapolated[/yellow] {escape(line)}")
+    for line in case.domain if (case.beyond or 0) > _NEGLIGIBLE else ():
+        console.print(f"[yellow]domain[/yellow] {escape(line)}")
     for note in (*case.own_terms.notes, *case.notes):
         _note(console, note, said)
 
@@ -80,7 +82,7 @@ def _own_terms(case: Judged) -> Any:
 
     table = _table("in the trace's own terms", "observed", "predicted", "error", "equal")
     for name, count, share in own_terms_rows(case):
-        off = None if count is None else percent_off(count.error_pct)
+        off = None if count is None else _off(count.error_pct)
         numbers = ["", "", ""] if count is None else [_number(count.observed), _number(count.predicted), off]
         table.add_row(name, *numbers, "" if share is None else share_text(share))
     return table
@@ -96,7 +98,7 @@ def _own(case: Judged, noisy: bool) -> Any:
         cells = [
             figure(f.raw.observed, f.raw.unit),
             figure(f.raw.predicted, f.raw.unit),
-            percent_off(f.raw.error_pct),
+            _off(f.raw.error_pct),
             _between(f),
         ]
         table.add_row(_name(f), *cells, *([_floor(f)] if noisy else []))
@@ -110,11 +112,11 @@ def _changed(case: Judged, noisy: bool) -> Any:
         cells = [
             _times(None if r is None else r.observed),
             _times(None if r is None else r.predicted),
-            percent_off(f.error_pct),
+            _off(f.error_pct),
             _between(f),
             *([_floor(f)] if noisy else []),
-            percent_off(f.raw.error_pct),
-            percent_off(f.at_speed_pct),
+            _off(f.raw.error_pct),
+            _off(f.at_speed_pct),
         ]
         table.add_row(_name(f), *cells)
     return table
@@ -126,7 +128,7 @@ def _sources(case: Judged) -> Any:
     table = _table("error with recorded", *(_TRUTHS.get(s.truth, s.truth or "") for s in case.sources))
     for metric, statistic in SHOWN:
         errors = (s.error_pct[metric, statistic] for s in case.sources)
-        table.add_row(f"{metric} {statistic}", *("unknown" if e is None else percent_off(e) for e in errors))
+        table.add_row(f"{metric} {statistic}", *("unknown" if e is None else _off(e) for e in errors))
     return table
 
 
@@ -144,9 +146,16 @@ def _name(f: Figure) -> str:
     return _RATES.get(f.statistic, f"{f.metric} {f.statistic}")
 
 
+def _off(pct: float | None) -> str:
+    """A signed percentage; of what was next to nothing only that it is far off."""
+    return "> +999 %" if pct is not None and pct >= _MOST else percent_off(pct)
+
+
 def _between(f: Figure) -> str:
     low, high = f.interval_pct
-    return "" if low is None or high is None else f"{low:+.1f}…{high:+.1f}"
+    if low is None or high is None:
+        return ""
+    return f"{low:+.1f}…>999" if high >= _MOST else f"{low:+.1f}…{high:+.1f}"
 
 
 def _floor(f: Figure) -> str:
