@@ -54,7 +54,8 @@ def build(
     costs, at = pack(plan.costs)
     world = World(
         plan=plan, requests=requests, engines=engines, network=network, tiers=tiers, rows=rows, entry=entry, decode=decode,
-        victim=victim, victim_name=victim_name, costs=costs, cost_at=[int(at[e.spec.cost]) for e in engines],
+        victim=victim, victim_name=victim_name, costs=costs, cost_at=[int(at[e.spec.cost]) for e in engines], clock=parts.clock,
+        cached=parts.cached,
     )  # fmt: skip
     return world, None if parts.order is None else _fit(parts.order, "key")
 

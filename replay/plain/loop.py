@@ -151,8 +151,10 @@ class _Loop:
         tried = False
         for e in self._w.engines:
             if e.awake and e.step is None:
-                if e.ready_ns > now:
-                    heappush(self._w.wakes, (e.ready_ns, e.index))
+                clock = self._w.clock
+                begin_ns = e.ready_ns if clock is None else clock.begin_ns(e.index, now, e.ready_ns)
+                if begin_ns > now:
+                    heappush(self._w.wakes, (begin_ns, e.index))
                     continue
                 e.awake = False
                 try_step(self._w, e, now)

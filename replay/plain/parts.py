@@ -16,8 +16,8 @@ from hoptrace.errors import HoptraceError, InputError
 from hoptrace.replay.plan import Routing
 
 __all__ = [
-    "GROUP", "PREFIX", "Block", "Draw", "EngineView", "Eviction", "KeyOf", "Parts", "RequestView", "Router", "Victim",
-    "Watched", "guarded", "load", "name_of", "wrong",
+    "GROUP", "PREFIX", "Block", "CachedTokens", "Clock", "Draw", "EngineView", "Eviction", "KeyOf", "Parts", "RequestView",
+    "Router", "Victim", "Watched", "guarded", "load", "name_of", "wrong",
 ]  # fmt: skip
 
 GROUP = "hoptrace.policies"
@@ -99,6 +99,24 @@ class Eviction(Protocol):
         """The block to drop next, of those added, not removed, and not in ``kept`` (there is one)."""
 
 
+class Clock(Protocol):
+    """Says when steps begin and end, instead of the step cost. No policy names one: :mod:`hoptrace.replay.truths` does."""
+
+    def begin_ns(self, engine: int, now_ns: int, ready_ns: int) -> int:
+        """When an engine that wants to begin a step may: ``now_ns``, or later. ``ready_ns``: the end of its gap."""
+
+    def end_ns(self, engine: int, begin_ns: int, cost_ns: int) -> int:
+        """The end, after ``begin_ns``, of the step that begins then. ``cost_ns``: its end by the step cost less its begin."""
+
+
+class CachedTokens(Protocol):
+    """Says what an admission finds in the cache. No policy names one: :mod:`hoptrace.replay.truths` does."""
+
+    def cached_tokens(self, request: RequestView, again: int) -> int | None:
+        """Tokens that need not be computed, fewer than the request knows; null: what the simulated cache holds. ``again``: how
+        often it was driven out before."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """Parts instead of those that the plan names; null: as planned. Routers and evictions are made anew for each use."""
@@ -109,6 +127,8 @@ class Parts:
     victim: Victim | None = None
     eviction: Callable[[], Eviction] | None = None
     tier_eviction: Callable[[], Eviction] | None = None
+    clock: Clock | None = None
+    cached: CachedTokens | None = None
 
 
 class Watched:

@@ -224,7 +224,12 @@ class Pass:
             hits = Hits(tokens=min(tokens, r.whole - 1))
         else:
             hits = e.kv.look_up(r, r.whole - 1, r.driven_out)
-        found = find(self.w, r, e, hits)
+        told = None if self.w.cached is None else self.w.cached.cached_tokens(r, max(0, r.row[ROW["preemptions"]]))
+        if told is not None:
+            # Blocks that are there count as held; what is told beyond them takes room of the request's own.
+            there = e.kv.look_up(r, min(told, r.whole - 1), r.driven_out)
+            hits = Hits(there.blocks, min(told, r.whole - 1), there.shared, there.evictable)
+        found = find(self.w, r, e, hits) if told is None else None
         if found is not None:
             if any(b in e.reading for blocks in found.blocks for b in blocks):
                 return False

@@ -92,6 +92,8 @@ def _begin(w: World, e: Engine, p: Pass, stored: Stored | None, now: int) -> Non
     if spec is not None and p.proposes and decoders:
         cost += spec.tokens * spec.draft_ns
     end = now + max(1, cost)
+    if w.clock is not None:
+        end = max(now + 1, w.clock.end_ns(e.index, now, max(1, cost)))
     row = [
         e.index, e.steps, now, end, *prefill, decode[0], tokens, decode[1], len(e.running), e.waiting[0] + e.waiting[2],
         e.kv.used, e.preempted, *e.waiting, p.blocked, tokens - decode[0], 0,

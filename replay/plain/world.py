@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hoptrace.replay.plain.engine import Engine
-from hoptrace.replay.plain.parts import Victim
+from hoptrace.replay.plain.parts import CachedTokens, Clock, Victim
 from hoptrace.replay.plain.requests import Request
 from hoptrace.replay.plain.routing import Dispatcher
 from hoptrace.replay.plain.rows import Rows
@@ -32,6 +32,7 @@ class World:
         joins: (ns, number) of requests that reach a decode queue, heap.
         wakes: (ns, engine) of steps' ends and gaps' ends, heap.
         loads: how many loads and hand-overs have begun.
+        clock, cached: instead of the step cost and of the cache's own look-up; null: neither.
     """
 
     plan: Plan
@@ -50,6 +51,8 @@ class World:
     joins: list[tuple[int, int]] = field(default_factory=list)
     wakes: list[tuple[int, int]] = field(default_factory=list)
     loads: int = 0
+    clock: Clock | None = None
+    cached: CachedTokens | None = None
     done: int = 0
     finished: dict[int, list[Request]] = field(default_factory=dict)
 
