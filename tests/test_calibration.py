@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import hoptrace
 from hoptrace.cli.calibrate import command
-from hoptrace.cli.calibrate_view import coefficients, show
+from hoptrace.cli.calibrate_view import coefficients, curves, show
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
+from hoptrace.replay.calibration.cost_file import cost_file, write_cost_file
 from hoptrace.replay.calibration.coverage import Coverage, coverage
 from hoptrace.replay.calibration.fitting import Calibrated, Capture, calibrate, fitted
 from hoptrace.replay.calibration.held import held, usable
@@ -27,6 +28,7 @@ from hoptrace.replay.run import predict
 from hoptrace.samples import sample
 from hoptrace.stepcost import StepCost, fixed
 from hoptrace.stepcost_domain import BESIDE, Domain
+from hoptrace.stepcost_table import Grid, Piece
 
 DATA = Path(__file__).parent / "data"
 MACHINE = fixed(step_ns=4e6, prefill_token_ns=2e5, decode_request_ns=1e6, decode_context_token_ns=1e3)
@@ -270,6 +272,23 @@ def test_a_replay_gives_its_domains_to_the_verdict() -> None:
     verdict = coverage([domain], trace.manifest.servers[0])
     assert verdict.share is not None and said[0].startswith(f"{100 * verdict.share:.0f} % of the replay's step time")
     assert BESIDE in [b.name for b in verdict.beyond]  # one slot never holds a prompt beside a decoder
+
+
+def test_a_cost_file_of_a_trace_replays_it_as_the_trace_itself_does(tmp_path: Path) -> None:
+    """To the row: the speed is 1 exactly, stalls and all, and the times outside steps are the trace's."""
+    trace = hoptrace.open(sample("llamacpp-four-slots"))
+    out = tmp_path / "cost.json"
+    write_cost_file(out, cost_file(calibrate([trace])))
+    kept, own = (predict(trace, "one-slot", cost=c, check=False).trace for c in (f"file:{out}", "fitted"))
+    for table in ("requests", "steps", "tokens"):
+        assert kept.table(table).collect().equals(own.table(table).collect())
+
+
+def test_what_bends_is_shown_by_its_points() -> None:
+    piece = Piece(Grid((0,), (((1, 26_000_000_000), (2, 27_700_000_000), (8, 40_000_000_000)),)), "decode_batch", name="decoders")
+    cost = StepCost({"any_prefill": 10**9}, "fitted", pieces=(piece,), covariance_ps2=((0.0,) * 9,) * 9)
+    assert curves(cost) == ["decoders alone: 1 take 26.0 ms, 2 take 27.7 ms"]  # the last point is where its line goes on
+    assert coefficients(cost)[0]["text"] == "1.00 ms" and coefficients(cost)[0]["ps_error"] is None
 
 
 def test_coefficients_are_shown_in_units_that_people_read() -> None:

@@ -334,3 +334,12 @@ def test_every_time_outside_steps_is_kept() -> None:
     """A new one must come back from the file too."""
     names = [f.name for f in fields(Overheads) if f.name != "n"]
     assert set(Overheads().as_dict()) == set(names) and len(Overheads().n) == len(names)
+
+
+def test_the_page_lists_every_key() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "calibrate.md").read_text()
+    table = page[page.index("| key | |") :]
+    told = {
+        key for line in table.splitlines()[2:] for key in line.split(" | ")[0].strip("| *").replace("`", "").split(", ") if key
+    }
+    assert {k.strip(" *") for k in told} == set(CONTENT.to_dict())

@@ -40,7 +40,8 @@ def coefficients(cost: StepCost) -> list[dict[str, Any]]:
         if ps is None:
             continue
         per, times = _PER.get(name, (name, 1))
-        error = None if spread is None or i >= len(spread) else float(spread[i])
+        # 0 is none: of a coefficient that belongs to a curve no error is told.
+        error = float(spread[i]) or None if spread is not None and i < len(spread) else None
         rows.append(
             {"feature": name, "ps": ps, "ps_error": error, "text": _text(ps * times, error and error * times), "per": per}
         )

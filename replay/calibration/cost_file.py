@@ -106,7 +106,7 @@ def cost_file(made: Calibrated) -> CostFile:
     return CostFile(
         made.cost, made.outside, made.server, next(iter(platforms)) if len(platforms) == 1 else None, captures,
         tuple(made.held.covers(made.server)), made.held.as_dict(), made.notes,
-        datetime.now(UTC).isoformat(timespec="seconds"), hoptrace.__version__, round(made.stalls, 6),
+        datetime.now(UTC).isoformat(timespec="seconds"), hoptrace.__version__, made.stalls,
     )  # fmt: skip
 
 
