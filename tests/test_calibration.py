@@ -19,7 +19,7 @@ from hoptrace.cli.calibrate_view import coefficients, curves, show
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.replay.calibration.cost_file import cost_file, write_cost_file
-from hoptrace.replay.calibration.coverage import Coverage, coverage
+from hoptrace.replay.calibration.coverage import Coverage, coverage, coverage_of
 from hoptrace.replay.calibration.fitting import Calibrated, Capture, calibrate, fitted
 from hoptrace.replay.calibration.held import held, usable
 from hoptrace.replay.calibration.speeds import Speed, speeds
@@ -266,10 +266,9 @@ def test_a_replay_gives_its_domains_to_the_verdict() -> None:
     trace = hoptrace.open(sample("llamacpp-one-slot"))
     got = predict(trace, "four-slots", check=False)
     said = [w for w in got.trace.manifest.replay.warnings if "rests on extrapolated" in w]  # type: ignore[union-attr]
-    domain = Domain(got.cost)
-    rows = got.trace.table("steps").collect()
-    domain.add(rows)
-    verdict = coverage([domain], trace.manifest.servers[0])
+    verdict = coverage_of(got.cost, got.trace.table("steps").collect(), trace.manifest.servers[0])
+    assert verdict == got.coverage
+    assert got.trace.manifest.replay.coverage == verdict.as_dict()  # type: ignore[union-attr]
     assert verdict.share is not None and said[0].startswith(f"{100 * verdict.share:.0f} % of the replay's step time")
     assert BESIDE in [b.name for b in verdict.beyond]  # one slot never holds a prompt beside a decoder
 

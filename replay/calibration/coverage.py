@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import polars as pl
+
 from hoptrace.manifest import Server
+from hoptrace.stepcost import StepCost
 from hoptrace.stepcost_domain import BESIDE, Beyond, Domain
 
-__all__ = ["COVERED", "HALF", "Coverage", "Verdict", "coverage"]
+__all__ = ["COVERED", "HALF", "Coverage", "Verdict", "coverage", "coverage_of"]
 
 COVERED = 0.01
 """Share of the step time that may rest on extrapolated costs in a what-if that counts as covered: were those costs wrong by half,
@@ -97,6 +100,13 @@ def coverage(domains: Iterable[Domain], server: Server | None = None) -> Coverag
     share = outside / total if total > 0 else 0.0
     verdict: Verdict = "covered" if share <= COVERED else "partly" if share <= HALF else "not covered"
     return Coverage(verdict, share, sum(d.steps for d in seen), beyond, None if verdict == "covered" else _remedy(beyond, server))
+
+
+def coverage_of(cost: StepCost, steps: pl.DataFrame, server: Server | None = None) -> Coverage:
+    """The verdict on a what-if whose steps (rows of its table `steps`) all have one step cost."""
+    domain = Domain(cost)
+    domain.add(steps)
+    return coverage([domain], server)
 
 
 def _both(a: Beyond, b: Beyond) -> Beyond:
