@@ -130,8 +130,7 @@ def _smooth(knots: _Array, which: np.ndarray[Any, Any], keep: _Mask, ratio: _Arr
         matrix[i + 1, i + 1] += tie[i]
         matrix[i, i + 1] -= tie[i]
         matrix[i + 1, i] -= tie[i]
-    found: _Array = np.linalg.solve(matrix, weight * mean + 1e-9)
-    return found
+    return np.asarray(np.linalg.solve(matrix, weight * mean + 1e-9), dtype=np.float64)
 
 
 def _right(c: Curve, x: _Array, y: _Array) -> Curve:

@@ -22,8 +22,9 @@ def in_engine_blocks(work: Workload, plan: Plan) -> Workload:
     An engine finds a block only if all of it is the same. Ids are chained (equal ids: equal text from the prompt's start), so the
     id of the first of the trace's blocks that reaches an engine block's end says all of it. Where the trace's are a whole part
     of the engine's that is exact. Blocks of characters have uneven ends, each prompt its own; so that equal text stays equal,
-    all prompts that begin alike count with the mean length of their blocks. Requests whose blocks are longer than the engine's,
-    or even and no part of them, keep theirs. With engines of several block sizes: their greatest common divisor.
+    all prompts that begin alike count with the mean length of their blocks, and a block goes as far as the recorded server was
+    seen to find what shares it. Requests whose blocks are longer than the engine's, or even and no part of them, keep theirs.
+    With engines of several block sizes: their greatest common divisor.
     """
     size = gcd(*(e.block_size_tokens for e in plan.engines if e.cache == "pool"))
     if size <= 1 or not len(work.block_id):
@@ -37,7 +38,10 @@ def in_engine_blocks(work: Workload, plan: Plan) -> Workload:
         return work
     mine = np.repeat(length, counts)
     # How many engine blocks are full with this block of the trace, and with the one before.
-    full, before = (np.floor(k * mine / size + 1e-9).astype(np.int64) for k in (nth, nth - 1))
+    full = np.floor(nth * mine / size + 1e-9).astype(np.int64)
+    if work.common is not None and work.in_characters is not None:
+        full = _at_least(full, np.where(work.in_characters[owner], work.common[work.block_id] // size, 0), owner)
+    before = np.where(nth == 1, 0, np.concatenate([[0], full[:-1]]))
     at = np.where(joined, full * size, work.block_end)
     # What characters say may lie beyond the prompt.
     keep = np.where(joined, (full > before) & (at <= work.prompt_tokens[owner]), True)
@@ -49,6 +53,13 @@ def in_engine_blocks(work: Workload, plan: Plan) -> Workload:
     tokens[block_id] = np.iinfo(np.int64).max
     np.minimum.at(tokens, block_id, block_end - np.where(first, 0, np.concatenate([[0], block_end[:-1]])))
     return replace(work, block_ptr=ptr, block_id=block_id, block_end=block_end, block_tokens=tokens)
+
+
+def _at_least(full: _Ints, seen: _Ints, owner: _Ints) -> _Ints:
+    """``full``, not below ``seen`` nor below the block before of the same request."""
+    step = int(max(full.max(initial=0), seen.max(initial=0))) + 1
+    found: _Ints = np.maximum.accumulate(np.maximum(full, seen) + owner * step) - owner * step
+    return found
 
 
 def _lengths(work: Workload, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -12,6 +12,7 @@ import polars as pl
 from hoptrace.errors import InputError, UsageError
 from hoptrace.metrics import arrivals_known
 from hoptrace.reader import Trace
+from hoptrace.replay.common_text import common_tokens
 
 __all__ = ["Workload", "from_frame", "parse_rate", "sooner", "workload"]
 
@@ -43,6 +44,8 @@ class Workload:
         session_id: [n] number of the session (in the order of their first requests), -1 without one; null: none has one.
         priority: [n] of the request, lower is sooner, 0 where it has none; null: none has one.
         in_characters: [n] whether the request's blocks are of characters; null: nobody's are.
+        common: [distinct] tokens that prompts were seen to share that share this block and no further one, 0 where not seen
+            (:mod:`hoptrace.replay.common_text`); null: not looked at.
     """
 
     request: _Ints
@@ -62,6 +65,7 @@ class Workload:
     session_id: _Ints | None = None
     priority: _Ints | None = None
     in_characters: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    common: _Ints | None = None
 
     @property
     def n(self) -> int:
@@ -134,8 +138,23 @@ def workload(trace: Trace) -> Workload:
         "prompt_chars", "session", "priority", "error",
     )  # fmt: skip
     found = from_frame(trace.table("requests").select(columns).collect(), str(trace.path))
+    if found.in_characters is not None:
+        found = replace(found, common=common_tokens(found.block_ptr, found.block_id, _cached(trace, found.request)))
     at_once = () if arrivals_known(trace) else (_AT_ONCE,)
     return replace(found, notes=(*at_once, *found.notes, *_several(trace, found.request)))
+
+
+def _cached(trace: Trace, request: _Ints) -> _Ints:
+    """[n] prompt tokens that each request's first server found in its cache, -1 where it did not say."""
+    told = (
+        trace.table("stages")
+        .sort("request", "attempt", "stage", nulls_last=False)
+        .group_by("request")
+        .agg(pl.col("cached_tokens").first())
+        .collect()
+    )
+    rows = pl.DataFrame({"request": request}).join(told, on="request", how="left", maintain_order="left")
+    return rows["cached_tokens"].fill_null(-1).cast(pl.Int64).to_numpy()
 
 
 def _several(trace: Trace, request: _Ints) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hoptrace.replay.common_text import common_tokens
 from hoptrace.replay.engine_blocks import in_engine_blocks
 from hoptrace.replay.outcome import REQUEST, Kept
 from hoptrace.replay.plan import EngineSpec, Plan
@@ -117,3 +118,24 @@ def test_hits_are_whole_engine_blocks(text: list[list[int]], parts: int, engine:
             best = max(best, 4 * same // size * size)
         expected.append(min(best, (4 * len(t) - 1) // size * size))
     assert found == expected
+
+
+def test_what_the_recorded_server_found_says_how_far_blocks_of_characters_are_equal() -> None:
+    """Three prompts share two blocks of 14 tokens. The second found 32 tokens: what they share fills a block of 32, although no
+    whole block of characters reaches so far. The third shares as much as the second, though it did not say what it found."""
+    work = _work(
+        [100, 100, 100], [[0, 1, 2, 3], [0, 1, 4, 5], [0, 1, 6, 7]], [[14, 28, 42, 56]] * 3
+    )  # fmt: skip
+    work = replace(work, in_characters=np.array([True, True, True]))
+    assert in_engine_blocks(work, _plan(32)).block_id.tolist() == [2, 4, 6]
+    common = common_tokens(work.block_ptr, work.block_id, np.array([0, 32, -1]))
+    assert common.tolist() == [0, 32, 0, 0, 0, 0, 0, 0]
+    made = in_engine_blocks(replace(work, common=common), _plan(32))
+    assert made.block_id.tolist() == [1, 1, 1]
+    assert made.block_end.tolist() == [32, 32, 32]
+
+
+def test_a_first_prompt_and_one_that_shares_nothing_show_nothing_common() -> None:
+    ptr, ids = np.array([0, 2, 4, 4]), np.array([0, 1, 2, 3])
+    assert common_tokens(ptr, ids, np.array([64, 32, 16])).tolist() == [0, 0, 0, 0]
+    assert common_tokens(np.zeros(1, dtype=np.int64), ids[:0], ids[:0]).tolist() == []
