@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--only", metavar="CELL", action="append", help="only this cell (may be given again)")
     p.add_argument("--use", choices=("develop", "report"), help="only cells of this use")
     p.add_argument("--rounds", type=int, metavar="N", help="so many rounds instead of the recipe's")
+    p.add_argument("--runs", type=int, metavar="N", help="so many runs at most; the same command goes on with the next")
     p.add_argument("--void-too", action="store_true", help="the table also of runs above the bounds (not for publication)")
     p.add_argument("--no-table", action="store_true", help="record only")
     p.add_argument("--table", action="store_true", help="record nothing: the table of what is there")
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = read(a.recipe)
         cells = _chosen(recipe, a.only, a.use)
-        missing = [] if a.table else record(recipe, cells, a.recipe.parent, a.out, a.rounds)
+        missing = [] if a.table else record(recipe, cells, a.recipe.parent, a.out, a.rounds, a.runs)
         if not a.no_table:
             from harness.table import tabulate
 
@@ -55,23 +56,29 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def record(recipe: Recipe, cells: list[str], beside: Path, out: Path, rounds: int | None) -> list[str]:
+def record(recipe: Recipe, cells: list[str], beside: Path, out: Path, rounds: int | None, most: int | None = None) -> list[str]:
     """Run what is not done yet; gives a sentence on each policy that did not run."""
     missing: list[str] = []
     with Fleet(recipe, out / "servers", say) as fleet:
         for name in cells:
-            missing += _cell(recipe, name, fleet, beside, out, rounds or recipe.rounds_of(name))
+            done, failed = _cell(recipe, name, fleet, beside, out, rounds or recipe.rounds_of(name), most)
+            missing += failed
+            most = None if most is None else most - done
     return missing
 
 
-def _cell(recipe: Recipe, name: str, fleet: Fleet, beside: Path, out: Path, rounds: int) -> list[str]:
+def _cell(
+    recipe: Recipe, name: str, fleet: Fleet, beside: Path, out: Path, rounds: int, most: int | None
+) -> tuple[int, list[str]]:
+    """How many runs were made, and a sentence on each policy that did not run."""
     cell, folder = recipe.cells[name], Folder(out / name)
     folder.same({p: recipe.told(name, p) for p in cell.policies})
     runs = order(cell.policies, rounds)
     left = [r for r in runs if folder.told(r) is None]
     say(f"{name}: {len(runs) - len(left)} of {len(runs)} runs are done")
+    left = left[: max(0, most)] if most is not None else left
     if not left:
-        return []
+        return 0, []
     work = out / name / "work.trace"
     write(recipe.workloads[cell.workload], work, beside)
     failed: dict[str, str] = {}
@@ -86,7 +93,7 @@ def _cell(recipe: Recipe, name: str, fleet: Fleet, beside: Path, out: Path, roun
             failed[run.policy] = str(e)
             say(f"{name}: {run.policy} did not run: {e}")
             fleet.stop(run.policy)
-    return [f"{name}: {policy} did not run: {why}" for policy, why in failed.items()]
+    return len(left), [f"{name}: {policy} did not run: {why}" for policy, why in failed.items()]
 
 
 def _run(recipe: Recipe, name: str, folder: Folder, run: Run, fleet: Fleet, work: Path, place: str) -> None:

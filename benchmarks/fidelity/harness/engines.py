@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +132,14 @@ def _llamacpp(flags: Mapping[str, Flag], place: Place, env: Mapping[str, str]) -
     model = fetch_model()
     slots = place.folder / "slots"
     slots.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, str(_HERE.with_name("llama.py")), str(model), "--port", str(place.port)]
-    return [*words, "--slot-save-path", str(slots), *arguments(flags)], os.environ | dict(env)
+    # Named as llama.cpp's own server, so that its flags are known for what they are; under another name Python does not see that
+    # it belongs to an environment.
+    program = place.folder / "llama-server"
+    program.unlink(missing_ok=True)
+    program.symlink_to(sys.executable)
+    words = [str(program), str(_HERE.with_name("llama.py")), str(model), "--port", str(place.port)]
+    words += ["--slot-save-path", str(slots), *(x.replace("{model}", str(model)) for x in arguments(flags))]
+    return words, os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")} | dict(env)
 
 
 def _toy(folder: Path) -> Path:
