@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import streamlit as st
@@ -23,6 +24,7 @@ from hoptrace.analysis.compare.diff import Diff
 from hoptrace.analysis.report import Report
 from hoptrace.analysis.request_detail import Detail
 from hoptrace.analysis.timeline import Series, Timeline
+from hoptrace.app.fidelity_run import run_study
 from hoptrace.app.traces import labels, resolve
 from hoptrace.manifest import FILE
 from hoptrace.reader import Trace
@@ -40,6 +42,7 @@ __all__ = [
     "request_table",
     "selected",
     "stamp",
+    "study",
     "timeline",
 ]
 
@@ -160,3 +163,14 @@ def diff(a: str, b: str) -> Diff:
 @st.cache_resource(max_entries=_KEPT, show_spinner="Comparing …")
 def _diff(a: str, version_a: int, b: str, version_b: int) -> Diff:
     return diff_module.diff(opened(a), opened(b), anyway=True)
+
+
+def study(a: str, others: Sequence[str], repeats: Sequence[str], truth: bool) -> dict[str, Any]:
+    """A fidelity study, as its JSON has it."""
+    runs = (a, *others, *repeats)
+    return _study(a, tuple(others), tuple(repeats), truth, tuple(stamp(p) for p in runs))
+
+
+@st.cache_data(max_entries=_KEPT, show_spinner="Replaying and comparing …")
+def _study(a: str, others: tuple[str, ...], repeats: tuple[str, ...], truth: bool, version: tuple[int, ...]) -> dict[str, Any]:
+    return run_study(a, others, repeats, truth=truth)

@@ -25,6 +25,7 @@ page = st.navigation(
         st.Page(_HERE / "page_time.py", url_path="time", title="Time", icon=":material/timeline:"),
         st.Page(_HERE / "page_requests.py", url_path="requests", title="Requests", icon=":material/list_alt:"),
         st.Page(_HERE / "page_compare.py", url_path="compare", title="Compare", icon=":material/compare_arrows:"),
+        st.Page(_HERE / "page_fidelity.py", url_path="fidelity", title="Fidelity", icon=":material/science:"),
     ]
 )
 
