@@ -26,10 +26,13 @@ sys.path.append(str(FIDELITY))
 
 from harness.children import end, spawn, tree  # noqa: E402 — after the path to it
 from harness.engines import arguments  # noqa: E402
+from harness.evaluate import FIGURES  # noqa: E402
 from harness.gauges import Gauge, Sample, between, busy_of, verdict  # noqa: E402
 from harness.recipe import Bounds, read  # noqa: E402
 from harness.rounds import Folder, Run, order  # noqa: E402
 from harness.router import application  # noqa: E402
+from harness.table import overall, summary  # noqa: E402
+from harness.table_text import markdown  # noqa: E402
 from harness.work import drawn, write  # noqa: E402
 
 from hoptrace.errors import InputError  # noqa: E402
@@ -382,3 +385,70 @@ def test_a_whole_cell_killed_in_the_middle_and_gone_on_with(recipe: Path, tmp_pa
         assert rows["prompt_tokens"].to_list() == asked["prompt_tokens"].to_list()
         assert rows["output_tokens"].to_list() == asked["output_tokens"].to_list()
         assert trace.table("stages").collect()["cached_tokens"].sum() == 0  # slots were cleared
+
+
+# -- the table -------------------------------------------------------------------------------------------------------------
+
+
+def _row(i: int, policy: str, errors: dict[str, float], noise: float | None = None, **more: Any) -> dict[str, Any]:
+    """One round as `evaluate` gives it; figures that ``errors`` does not name are exact."""
+    figures = {
+        f"{m} {s}": {
+            "error_pct": errors.get(f"{m} {s}", 0.0), "noise_pct": noise, "next_at_speed_pct": None, "at_speed_pct": None,
+            "covered": more.get("covered"), "sign": more.get("sign"),
+        }
+        for m, s in FIGURES
+    }  # fmt: skip
+    count = {"observed": 100, "predicted": more.get("cached", 100)}
+    terms = {
+        "steps": {"equal_share": 0.9, "error_pct": 1.0},
+        "cached_tokens": count,
+        "preemptions": {"observed": 0, "predicted": 0},
+    }
+    return {"round": i, "policy": policy, "own_terms": terms, "figures": figures, "speed": 1.1, "speed_of_next": 1.0}
+
+
+ROWS = [
+    _row(0, "a", {"e2e p50": 1.0}, noise=-3.0), _row(1, "a", {"e2e p50": -9.0}, noise=5.0), _row(2, "a", {"e2e p50": 1.5}),
+    _row(0, "b", {"e2e p50": -2.0, "e2e p95": 7.0}, covered=True, sign="right"),
+    _row(1, "b", {"e2e p50": 2.5, "e2e p95": 6.5}, covered=False, sign="wrong", cached=99),
+    {"round": 2, "policy": "b", "why": "void: others took 30.0% of the servers' cores"},
+]  # fmt: skip
+
+
+def test_a_cell_is_the_median_of_its_rounds_and_not_measured_beyond_the_noise() -> None:
+    own, other = (summary(p, "a", ROWS, 2, "all") for p in ("a", "b"))
+    assert own["figures"]["e2e p50"] == {
+        "error_pct": {"median": 1.0, "low": -9.0, "high": 1.5}, "at_speed_pct": None, "noise_pct": 4.0, "target_pct": 2,
+        "verdict": "met",
+    }  # fmt: skip
+    assert other["figures"]["e2e p50"]["error_pct"] == {"median": 0.25, "low": -2.0, "high": 2.5}
+    assert other["figures"]["e2e p95"] | {"at_speed_pct": 0} == {
+        "error_pct": {"median": 6.75, "low": 6.5, "high": 7.0}, "at_speed_pct": 0, "noise_pct": 4.0, "target_pct": 6,
+        "verdict": "missed",
+    }  # fmt: skip
+    # A floor of exactly twice the target is still measured (throughput: 2 %), one above it is not.
+    assert other["figures"]["throughput output tokens"]["verdict"] == "met"
+    assert summary("a", "a", ROWS[1:3], 2, "all")["figures"]["e2e p50"]["verdict"] == "not measured"
+    assert summary("a", "a", ROWS[2:3], 2, "all")["figures"]["e2e p50"]["verdict"] == "not measured"  # no neighbour, no floor
+    assert other["figures"]["itl p99"]["verdict"] is None
+    assert (other["rounds"], other["void"]) == (2, {2: "void: others took 30.0% of the servers' cores"})
+    assert (other["cached_exact"], own["cached_exact"]) == (False, True)
+    assert other["covered"] == [7, 14] and other["signs"] == {"right": 7, "wrong": 7, "within noise": 0}
+    assert summary("b", "a", ROWS, 2, "proxy")["figures"]["e2e p95"]["target_pct"] == 9
+    assert summary("b", "a", ROWS, 1, "all")["figures"]["ttft p95"]["target_pct"] == 1
+
+
+def test_the_table_shows_what_was_missed_and_what_was_left_out() -> None:
+    gauges = {"foreign_share": {"median": 0.02, "low": 0.01, "high": 0.04}}
+    cell = {"use": "report", "policies": {p: summary(p, "a", ROWS, 2, "all") for p in ("a", "b")}, "gauges": gauges}
+    cells = {"c": cell, "d": cell | {"use": "develop"}}
+    whole = overall(cells, "report")
+    assert whole["changed"]["cells"] == ["c b"] and whole["changed"]["covered"] == [7, 14]
+    assert whole["changed"]["figures"]["e2e p95"] == {"error_pct": 6.75, "cells": 1, "not_measured": 0, "met": 0}
+    text = markdown({"cells": cells, "overall": {"report": whole, "develop": overall(cells, "develop")}})
+    assert text.index("## Cells to report") < text.index("## Cells that were developed on")
+    assert "| c | b | 2 | +0.2 (-2.0 … +2.5) ± 4.0 | +6.8 (+6.5 … +7.0) ± 4.0 ! | +0.0 ± 4.0 | +0.0 ± 4.0 |" in text
+    assert "e2e p95 6.8 % (0 of 1 met)" in text and "Within the 90 % interval: 7 of 14 figures (50%)." in text
+    assert "c left out: b, round 2: void: others took 30.0% of the servers' cores." in text
+    assert "100, 100; 100, 99" in text

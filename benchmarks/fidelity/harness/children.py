@@ -15,14 +15,15 @@ import psutil
 
 from hoptrace.errors import EnvironmentProblem
 
-__all__ = ["end", "last_words", "pin", "spawn", "tree", "wait_until"]
+__all__ = ["end", "grant", "last_words", "pin", "spawn", "tree", "wait_until"]
 
 _PDEATHSIG = 1  # prctl(2), PR_SET_PDEATHSIG
+_REALTIME = 10
 _C = ctypes.CDLL(None)
 
 
 def spawn(
-    command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] = (), nice: int = 0
+    command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] = (), nice: int | str = 0
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own; it gets SIGTERM if this process dies. Its words go to the end of ``log``."""
 
@@ -30,7 +31,7 @@ def spawn(
         _C.prctl(_PDEATHSIG, signal.SIGTERM)
         if cpus:
             os.sched_setaffinity(0, cpus)
-        _nice(0, nice)
+        grant(0, nice)
 
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -48,7 +49,7 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def pin(pid: int, cpus: Sequence[int], nice: int) -> bool:
+def pin(pid: int, cpus: Sequence[int], nice: int | str) -> bool:
     """Put each thread of a tree on ``cpus`` at a priority; whether the priority was granted."""
     granted = True
     for process in tree(pid):
@@ -56,13 +57,17 @@ def pin(pid: int, cpus: Sequence[int], nice: int) -> bool:
             for task in [int(t.name) for t in Path(f"/proc/{process.pid}/task").iterdir()]:
                 with suppress(ProcessLookupError):
                     os.sched_setaffinity(task, cpus)
-                    granted &= _nice(task, nice)
+                    granted &= grant(task, nice)
     return granted
 
 
-def _nice(task: int, nice: int) -> bool:
+def grant(task: int, nice: int | str) -> bool:
+    """Give a thread (0: this process) a nice value or ``realtime``; whether that was allowed."""
     try:
-        os.setpriority(os.PRIO_PROCESS, task, nice)
+        if isinstance(nice, str):
+            os.sched_setscheduler(task, os.SCHED_FIFO, os.sched_param(_REALTIME))
+        else:
+            os.setpriority(os.PRIO_PROCESS, task, nice)
     except PermissionError:
         return False
     return True

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.children import end, last_words, spawn, wait_until
+from harness.children import end, grant, last_words, spawn, wait_until
 from harness.fleet import Up, answers, free_ports
 from harness.gauges import Gauge
 from harness.recipe import Cell, Policy, Recipe
@@ -153,16 +153,13 @@ def _post(url: str, body: dict[str, Any]) -> None:
         reply.read()
 
 
-def _probe(cpu: int, nice: int) -> tuple[int, int]:
+def _probe(cpu: int, nice: int | str) -> tuple[int, int]:
     """(CPU, wall) ns of the fixed work, on the first server's core at the servers' priority."""
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(_HERE.parent)}
 
     def there() -> None:
         os.sched_setaffinity(0, [cpu])
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
-        except PermissionError:
-            return
+        grant(0, nice)
 
     done = subprocess.run(
         [sys.executable, "-m", "harness.gauges"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,6 +14,7 @@ from hoptrace.errors import InputError
 __all__ = ["Bounds", "Cell", "Lengths", "Machine", "Policy", "Prefixes", "Recipe", "Work", "read"]
 
 Engine = Literal["vllm", "modelled", "llamacpp"]
+Nice = Annotated[int, Field(ge=-20, le=19)] | Literal["realtime"]
 Flag = bool | int | float | str | dict[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,60}")
 
@@ -37,12 +38,13 @@ class Bounds(_Part):
 
 class Machine(_Part):
     """Cores and priorities. The k-th server of a policy runs on the k-th of ``server_cpus`` (again from the first after the
-    last); client and proxy on ``client_cpus``. ``servers_at_most`` processes trees stay up at once (memory)."""
+    last); client and proxy on ``client_cpus``. ``servers_at_most`` processes trees stay up at once (memory). A priority is a nice
+    value, or ``realtime`` (SCHED_FIFO: ahead of all that is not; takes root), which is for servers that mostly sleep."""
 
     server_cpus: tuple[int, ...] = Field(default=(1,), min_length=1)
     client_cpus: tuple[int, ...] = Field(default=(0,), min_length=1)
-    server_nice: int = Field(default=-15, ge=-20, le=19)
-    client_nice: int = Field(default=-10, ge=-20, le=19)
+    server_nice: Nice = -15
+    client_nice: Nice = -10
     servers_at_most: int = Field(default=4, ge=1)
     start_s: float = Field(default=400, gt=0)
 

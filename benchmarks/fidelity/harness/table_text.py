@@ -17,7 +17,17 @@ def markdown(data: dict[str, Any]) -> str:
         cells = {n: c for n, c in data["cells"].items() if c["use"] == use}
         if not cells:
             continue
-        lines += [f"## {title}", "", *_errors(cells), "", *_overall(data["overall"].get(use, {})), *_terms(cells), ""]
+        lines += [
+            f"## {title}",
+            "",
+            *_errors(cells),
+            "",
+            *_overall(data["overall"].get(use, {})),
+            *_at_speed(cells),
+            "",
+            *_terms(cells),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n" if lines else "No cell has runs.\n"
 
 
@@ -39,10 +49,22 @@ def _errors(cells: dict[str, Any]) -> list[str]:
 def _figure(f: dict[str, Any]) -> str:
     if f["error_pct"] is None:
         return "–"
-    e = f["error_pct"]
-    text = f"{e['median']:+.1f} ({e['low']:+.1f} … {e['high']:+.1f})" if e["low"] != e["high"] else f"{e['median']:+.1f}"
+    text = _range(f["error_pct"], sign="+")
     noise = "" if f["noise_pct"] is None else f" ± {f['noise_pct']:.1f}"
     return text + noise + {"missed": " !", "not measured": " ?"}.get(f["verdict"], "")
+
+
+def _at_speed(cells: dict[str, Any]) -> list[str]:
+    heads = [n.removesuffix(" output tokens") for n in SHOWN]
+    lines = ["| cell | policy | " + " | ".join(heads) + " |", "| --- | --- |" + " ---: |" * len(heads)]
+    for name, cell in cells.items():
+        for policy, s in cell["policies"].items():
+            cols = [_range(s["figures"][f]["at_speed_pct"], sign="+") for f in SHOWN]
+            lines.append(f"| {name} | {policy} | " + " | ".join(cols) + " |")
+    return [*lines, "", (
+        "The same in %, not as a ratio, with the machine's speed taken out: step costs times what the observed run's steps took "
+        "more than those of the run that was calibrated on. Of the base policy: against its next run."
+    )]  # fmt: skip
 
 
 def _overall(o: dict[str, Any]) -> list[str]:
@@ -87,5 +109,8 @@ def _terms(cells: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _range(s: dict[str, float] | None, digits: int = 1) -> str:
-    return "–" if s is None else f"{s['median']:.{digits}f} ({s['low']:.{digits}f} … {s['high']:.{digits}f})"
+def _range(s: dict[str, float] | None, digits: int = 1, sign: str = "") -> str:
+    if s is None:
+        return "–"
+    median, low, high = (f"{s[k]:{sign}.{digits}f}" for k in ("median", "low", "high"))
+    return median if low == high else f"{median} ({low} … {high})"
