@@ -22,13 +22,13 @@ _C = {name: i for i, name in enumerate(REQUEST)}
 def times(work: Workload, outcome: Outcome, oh: Overheads, at: Ints | None = None) -> pl.DataFrame:
     """One row per request of the work (or at these positions of it), in order: its times, ns on the trace's clock, null where
     they did not come to be. Columns: request, status (``outcome.DONE`` …), arrival_ns, sent_ns, received_ns, queued_ns,
-    scheduled_ns, engine_first_token_ns, engine_last_token_ns, first_token_ns, last_token_ns, finish_ns, output_tokens (of those
-    that are done)."""
+    looked_ns (the engine's first pass that could have taken it), scheduled_ns, engine_first_token_ns, engine_last_token_ns,
+    first_token_ns, last_token_ns, finish_ns, output_tokens (of those that are done)."""
     o = outcome.requests if at is None else outcome.requests[at]
     request = work.request if at is None else work.request[at]
     output = work.output_tokens if at is None else work.output_tokens[at]
     status = o[:, _C["status"]]
-    ns = {c: known(o[:, _C[c]]) for c in ("scheduled_ns", "first_token_ns", "last_token_ns")}
+    ns = {c: known(o[:, _C[c]]) for c in ("first_seen_ns", "scheduled_ns", "first_token_ns", "last_token_ns")}
     arrival = o[:, _C["arrival_ns"]]
     came = (arrival >= 0) | (status != UNFINISHED)
     frame = pl.DataFrame(
@@ -36,6 +36,7 @@ def times(work: Workload, outcome: Outcome, oh: Overheads, at: Ints | None = Non
             "request": request,
             "status": status,
             "arrival_ns": pl.Series(arrival).set(pl.Series(~came), None),
+            "looked_ns": ns["first_seen_ns"],
             "scheduled_ns": ns["scheduled_ns"],
             "engine_first_token_ns": ns["first_token_ns"],
             # An unfinished request's last token is still to come.
@@ -77,7 +78,8 @@ def requests(s: Setting, at: Ints, errors: dict[int, str], horizon_ns: int | Non
         rows = rows.drop("client_slot").join(slots, on="request", how="left", maintain_order="left")
     return rows.with_columns(
         # A column that the parent does not fill stays empty, so that both traces' figures are made of the same times.
-        _if(p.queued, "queued_ns"),
+        # Where the engine's own stamp was seen, made when it looks for requests, it is that of the pass.
+        _if(p.queued, "queued_ns") if not p.between else pl.max_horizontal("queued_ns", "looked_ns").alias("queued_ns"),
         # An arrival is the earliest of what was seen: where that was the server's, nobody saw it being sent.
         pl.when(pl.lit(p.sent) & (seen == "intended")).then("sent_ns").when(seen == "sent").then("arrival_ns").alias("sent_ns"),
         pl.when(pl.lit(p.received) & seen.is_in(["intended", "sent"]))
