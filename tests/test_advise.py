@@ -20,14 +20,17 @@ from support.advised import CHEAP_BATCH, DEAR_PROMPTS, recorded, requests
 from support.workloads import server, store
 
 from hoptrace.cli import main
+from hoptrace.cli.advise_view import show
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.reader import open_trace
 from hoptrace.replay.advise import Advice, advise
 from hoptrace.replay.advise.catalogue import ENGINES, judge, named
-from hoptrace.replay.advise.decide import CHANGE, KEEP, TRY
+from hoptrace.replay.advise.decide import CHANGE, KEEP, TRY, decide
+from hoptrace.replay.advise.error import OwnError
 from hoptrace.replay.advise.evidence import Evidence
-from hoptrace.replay.advise.model import CANNOT_MATTER, NOT_JUDGED, Change, Left
+from hoptrace.replay.advise.model import CANNOT_MATTER, NOT_JUDGED, Change, Left, Outlook, Verdict
+from hoptrace.replay.advise.objective import objective_of
 from hoptrace.replay.advise.scene import Scene
 from hoptrace.replay.advise.trials import policy_of
 from hoptrace.replay.policy import Policy
@@ -281,9 +284,12 @@ def test_json_has_all_of_it(crowded: Path, tmp_path: Path) -> None:
     assert found["typed"] and all(c["gain"] is not None for c in found["changes"])
     assert {x["kind"] for x in found["left_out"]} == {CANNOT_MATTER, NOT_JUDGED}
     stem = f"run-{found['typed'][0].strip('-').replace(' ', '-')}.trace"
+    drive = f"hoptrace drive {crowded} --against http://127.0.0.1:8000 -o"
     assert found["proof"] == [
-        f"hoptrace drive {crowded} --against http://127.0.0.1:8000 -o {stem}", f"hoptrace fidelity {crowded} {stem}"
-    ]  # fmt: skip
+        {"flags": "now", "command": f"{drive} run-now.trace"},
+        {"flags": "changed", "command": f"{drive} {stem}"},
+        {"flags": "", "command": f"hoptrace fidelity run-now.trace {stem}"},
+    ]
 
 
 def test_quiet_prints_the_decision_alone(idle: Path) -> None:
@@ -299,8 +305,8 @@ def test_the_printed_commands_can_be_parsed(crowded: Path) -> None:
 
     code, out, err = run("advise", crowded, "--draws", 0, "--json", "--rate", "1.5x")
     assert code == 0, err
-    for command in json.loads(out)["proof"]:
-        words = shlex.split(command)
+    for step in json.loads(out)["proof"]:
+        words = shlex.split(step["command"])
         assert words[0] == "hoptrace"
         verb = cli.get_command(None, words[1])  # type: ignore[arg-type]
         assert verb is not None
@@ -454,3 +460,128 @@ def test_priorities_and_prefixes_are_read_from_the_work(tmp_path: Path) -> None:
     told = advise(recorded(tmp_path / "w", without, max_sequences=2, max_batched_tokens=512), draws=0)
     assert told.evidence.reusable is None
     assert any(x.flag == "enable-prefix-caching" and "holds no prefix blocks" in x.why for x in told.left)
+
+
+# --- the screen ------------------------------------------------------------------------------------------------------------
+
+
+def _verdict(change: Change, gain: float, **more: Any) -> Verdict:
+    return Verdict(changes=(change,), gain=gain, low=gain - 0.1, high=gain + 0.05, **more)
+
+
+def _advice(*verdicts: Verdict, **changes: Any) -> Advice:
+    aim = objective_of(None, None)
+    found: dict[str, Any] = {
+        "engine": "vLLM", "objective": aim, "decision": decide(aim, verdicts, 9), "verdicts": verdicts,
+        "idle": tuple(_verdict(Change("max-num-seqs", (f"--max-num-seqs {n}",), (), "8"), -0.1) for n in (2, 4)),
+        "left": (Left("watermark", CANNOT_MATTER, "no request was preempted"), Left("enforce-eager", NOT_JUDGED, "one side only"),
+                 Left("stream-interval", NOT_JUDGED, "when a client reads")),
+        "evidence": STRAINED, "own": {("e2e", "p50"): 1e9},
+        "error": OwnError({("e2e", "p50"): 0.021, ("e2e", "p95"): -0.043, ("ttft", "p50"): 0.1}), "cost": "fitted",
+        "arrivals": "recorded", "draws": 20, "url": "http://10.0.0.1:8000", "notes": ("4 of 62 requests are left out: failed.",),
+        "driven": True,
+    }  # fmt: skip
+    return Advice(**(found | changes))
+
+
+MORE = Change("max-num-seqs", ("--max-num-seqs 16",), ("batching.max_sequences=16",), "8", 1.0, notes=("A note of its own.",))
+SERVER = Change("data-parallel-size", ("--data-parallel-size 2",), ("servers.count=2",), "1", needs="another server like it")
+CHUNKS = Change("max-num-batched-tokens", ("--max-num-batched-tokens 256",), ("batching.max_batched_tokens=256",), "512", 1.0)
+
+
+def _screen(advice: Advice, trace: Path = Path("runs/a day.trace"), rate: str = "1x") -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), mock.patch.dict("os.environ", {"COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"}):
+        show(advice, trace, rate)
+    return "\n".join(x.rstrip() for x in out.getvalue().splitlines()) + "\n"
+
+
+def test_screen_of_a_change(snapshot: Any) -> None:
+    advice = _advice(
+        _verdict(MORE, 0.4, worse=("ITL p99 +21 %",), extrapolated=0.04), _verdict(SERVER, 0.6, extrapolated=0.0),
+        _verdict(CHUNKS, 0.02, extrapolated=0.5),
+    )  # fmt: skip
+    assert advice.decision.kind == CHANGE
+    assert _screen(replace(advice, driven=False)) == snapshot
+
+
+def test_screen_of_a_try(snapshot: Any) -> None:
+    advice = _advice(_verdict(MORE, 0.4, extrapolated=0.93), _verdict(CHUNKS, 0.25, extrapolated=0.1))
+    assert advice.decision.kind == CHANGE and typed(advice) == ["--max-num-batched-tokens 256"], "its least is not 5 points above"
+    far = _advice(_verdict(MORE, 0.7, extrapolated=0.93), _verdict(CHUNKS, 0.25, extrapolated=0.1))
+    assert far.decision.kind == TRY and typed(far) == ["--max-num-seqs 16"]
+    assert _screen(far) == snapshot
+
+
+def test_screen_of_nothing_to_do(snapshot: Any) -> None:
+    advice = _advice(_verdict(CHUNKS, 0.04, extrapolated=0.0), _verdict(SERVER, 0.5, extrapolated=0.0))
+    assert advice.decision.kind == KEEP
+    assert _screen(advice) == snapshot
+
+
+def test_a_trace_cannot_put_words_into_the_commands() -> None:
+    advice = _advice(_verdict(MORE, 0.4, extrapolated=0.0), url="http://x; rm -rf ~\x1b[2J")
+    text = _screen(advice, Path("$(reboot).trace"))
+    assert "\x1b" not in text
+    drive = next(x for x in text.splitlines() if "hoptrace drive" in x)
+    words = shlex.split(drive)
+    assert words[:3] == ["hoptrace", "drive", "$(reboot).trace"] and words[4].startswith("http://x; rm -rf ~")
+
+
+def test_a_decision_needs_a_gain_beyond_doubt() -> None:
+    aim = objective_of(None, None)
+    sure, lost = _verdict(MORE, 0.4, extrapolated=0.0), _verdict(MORE, 0.4, extrapolated=0.0, lost=1)
+    assert decide(aim, [sure], 1).kind == CHANGE
+    assert decide(aim, [lost], 1).kind == KEEP, "a request is lost"
+    assert decide(aim, [_verdict(MORE, 0.09, extrapolated=0.0)], 1).kind == KEEP, "its interval holds 0"
+    small = Verdict((MORE,), 0.02, 0.01, 0.03, extrapolated=0.0)
+    assert decide(aim, [small], 1).kind == KEEP, "under 3 %"
+    tail = replace(sure, figures={"end to end p50": Outlook(0.5, 0.4, 0.6), "end to end p95": Outlook(1.1, 1.05, 1.2)})
+    assert decide(aim, [tail], 1).kind == KEEP, "p95 of the objective becomes worse"
+    assert decide(objective_of("e2e_p50", None), [tail], 1).kind == CHANGE
+    assert decide(aim, [sure], 1, off=0.3).kind == TRY, "the replay of what was recorded is 30 % off"
+    assert decide(aim, [Verdict((MORE,), 0.4, None, None, extrapolated=0.0)], 1).kind == TRY, "no interval"
+
+
+def test_of_two_that_are_as_good_the_smaller_change_is_taken() -> None:
+    larger = Change("max-num-seqs", ("--max-num-seqs 64",), ("batching.max_sequences=64",), "8", 3.0)
+    best = decide(objective_of(None, None), [_verdict(larger, 0.41, extrapolated=0.0), _verdict(MORE, 0.4, extrapolated=0.0)], 2)
+    assert best.verdict is not None and best.verdict.changes == (MORE,)
+
+
+def test_the_page_names_every_flag() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "advise.md").read_text(encoding="utf-8")
+    known = {flag.removeprefix("--no-").removeprefix("--") for flags in KNOWN.values() for flag in flags}
+    missing = [f for f in known if f not in page and f not in ("load-balance-method",)]
+    assert not missing, missing
+
+
+# --- the proof -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_the_printed_commands_run_against_a_real_server(model: Path, tmp_path: Path) -> None:
+    from hoptrace.demo_server import DemoServer
+
+    with DemoServer(model, slots=4, log=tmp_path / "server.log") as real:
+        own = Server(
+            name="llamacpp", url=real.url, engine="llama.cpp", model=model.name, max_sequences=1, max_batched_tokens=2048,
+            context_tokens=2048, prefix_caching=True, kv_dtype="f16", config={"cache_ram_mib": 0},
+        )  # fmt: skip
+        trace = recorded(tmp_path, requests(8, 30, prompt=24, output=5), own)
+        code, out, err = run("advise", trace.path, "--json", "--draws", 2)
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["decision"] == TRY and found["typed"][0].startswith("-np ")
+        for step in found["proof"][:2]:
+            done = subprocess.run(
+                [sys.executable, "-m", *shlex.split(step["command"])], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+                check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+    answered = open_trace(tmp_path / "run-now.trace").table("requests").collect()
+    assert answered.height == 8 and answered["error"].null_count() == 8
+    code, out, err = run(
+        *(str(tmp_path / w) if w.endswith(".trace") else w for w in shlex.split(found["proof"][2]["command"])[1:])
+    )
+    assert code == 0 and out, err

@@ -47,21 +47,33 @@ def _evidence(advice: Advice) -> dict[str, Any]:
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in found.items()}
 
 
-def proof(advice: Advice, trace: Path, rate: str) -> list[str]:
-    """The commands that would prove the decision's change; empty where there is none."""
+def proof(advice: Advice, trace: Path, rate: str) -> list[dict[str, str]]:
+    """The commands that would prove the decision's change, each with the flags that the server has meanwhile (``now``,
+    ``changed``, or empty where none is asked); empty where nothing is to be changed.
+
+    A trace of other traffic than a drive's (its clients' clocks, its vantage) cannot be held against a drive: then the same work
+    is driven under the present flags first, which also lets both runs have the machine in like mood.
+    """
     v = advice.decision.verdict
     if v is None:
         return []
     name = re.sub(r"[^A-Za-z0-9.]+", "-", v.text).strip("-").lower()[:60]
     stem = trace.name.removesuffix(".trace") or "run"
-    out = shlex.quote(f"{stem}-{name}.trace")
-    given = shlex.quote(str(trace))
-    faster = "" if rate.strip().lower() in ("1x", "1", "1.0x") else f" --rate {shlex.quote(rate)}"
-    url = advice.url or "http://127.0.0.1:8000"
-    return [
-        f"hoptrace drive {given} --against {shlex.quote(url)}{faster} -o {out}",
-        f"hoptrace fidelity {given} {out}",
-    ]
+    plain = rate.strip().lower() in ("1x", "1", "1.0x")
+    faster = "" if plain else f" --rate {shlex.quote(rate)}"
+    url = shlex.quote(advice.url or "http://127.0.0.1:8000")
+
+    def drive(flags: str, out: str) -> dict[str, str]:
+        command = f"hoptrace drive {shlex.quote(str(trace))} --against {url}{faster} -o {shlex.quote(out)}"
+        return {"flags": flags, "command": command}
+
+    before, after = str(trace), f"{stem}-{name}.trace"
+    found = []
+    if not (advice.driven and plain):
+        before = f"{stem}-now.trace"
+        found.append(drive("now", before))
+    found.append(drive("changed", after))
+    return [*found, {"flags": "", "command": f"hoptrace fidelity {shlex.quote(before)} {shlex.quote(after)}"}]
 
 
 def show(advice: Advice, trace: Path, rate: str) -> None:
@@ -83,11 +95,11 @@ def show(advice: Advice, trace: Path, rate: str) -> None:
     if advice.idle:
         console.print(f"Tried without gain: {_idle(advice)}.", markup=False)
     _type_it(advice, line)
-    commands = proof(advice, trace, rate)
-    if commands:
-        line("To prove it, start the server with that, and:")
-        for command in commands:
-            line(f"  {command}")
+    titles = {"now": "To prove it, with the flags as they are now:", "changed": "With that typed:"}
+    for step in proof(advice, trace, rate):
+        if step["flags"]:
+            line(titles[step["flags"]])
+        line(f"  {step['command']}")
     idle = [x for x in advice.left if x.kind == "cannot matter"]
     if idle:
         line("Cannot matter here:")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import polars as pl
+
 from hoptrace.errors import HoptraceError, InputError
 from hoptrace.reader import Trace
 from hoptrace.replay.advise.catalogue import catalogue_of, judge, named
@@ -49,7 +51,8 @@ class Advice:
     decision: what to do. verdicts: of what was weighed, the best first. idle: changes that were tried and gain nothing.
     left: flags that were not tried, with the reason. evidence: of the own policy's run.
     own: figures of the own policy's replay (ns, per second). error: how far these are from what was observed; null without.
-    cost: what the step cost is (fitted, roofline, …). arrivals: how requests arrive. url: of the server.
+    cost: what the step cost is (fitted, roofline, …). arrivals: how requests arrive. url: of the server. driven:
+    whether a load generator sent its requests, so that another drive can be held against it.
     notes: what limits all of it.
     """
 
@@ -66,6 +69,7 @@ class Advice:
     arrivals: str
     draws: int
     url: str | None = None
+    driven: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -155,6 +159,7 @@ def advise(
         arrivals=p.arrivals.label,
         draws=0 if study is None else len(study.draws),
         url=trace.manifest.servers[0].url,
+        driven=_driven(trace),
         notes=tuple(dict.fromkeys([*notes, *_assumed(p), *p.work.notes, *p.planned.notes])),
     )
 
@@ -177,6 +182,12 @@ def _told(p: Prepared, platform: str | None, model: str | None) -> None:
             "The trace has too few steps to tell what a step costs, and no machine to compute it for.",
             hint=f"Name it ({' '.join(lacks)}), or say what steps cost: --cost fixed:PREFILL_MS,DECODE_MS.",
         )
+
+
+def _driven(trace: Trace) -> bool:
+    """Whether every request says when it was meant to be sent."""
+    intended = pl.col("arrival_of") == "intended"
+    return bool(trace.table("requests").select(intended.fill_null(False).all()).collect(engine="streaming").item())
 
 
 def _assumed(p: Prepared) -> list[str]:

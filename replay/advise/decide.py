@@ -161,7 +161,7 @@ def _also(objective: Objective, best: Verdict | None, good: Sequence[Verdict], f
     for v in good:
         if v.needs and (v.gain or 0.0) > more:
             kinds.setdefault(v.changes[0].flag, []).append(v)
-    needy = [v for some in kinds.values() if (v := _smallest(some)) is not None]
+    needy = [x for some in kinds.values() if (x := _smallest(some)) is not None]
     plans = [v for v in needy if not v.bound]
     bounds = [v for v in needy if v.bound and all((v.gain or 0.0) > (x.gain or 0.0) + _AS_GOOD for x in plans)]
     for v in sorted(plans, key=lambda v: -(v.gain or 0.0))[:_NEEDS] + bounds:
