@@ -76,7 +76,7 @@ def command(
       hoptrace calibrate run.trace --probe http://127.0.0.1:8000 --at-most 60s -o probe.trace --cost cost.json
       hoptrace replay run.trace --cost file:cost.json --policy one-slot -o one.trace
     """
-    from hoptrace.errors import UsageError
+    from hoptrace.errors import InputError, UsageError
 
     if url is None:
         if not traces:
@@ -98,7 +98,11 @@ def command(
     from hoptrace.cli.calibrate_probe import probe
 
     probe(url, out, requests=requests, at_most_s=at_most, model=model, busy=busy, yes=yes, quiet=quiet or as_json)
-    _done(_fit([*traces, out], None), cost, as_json, quiet)
+    try:
+        made = _fit([*traces, out], None)
+    except InputError as e:
+        raise InputError(e.message, hint=f"The probe's trace is kept: {out}. Give it longer: --at-most 5m.") from None
+    _done(made, cost, as_json, quiet)
 
 
 def _free(path: Path | None) -> None:

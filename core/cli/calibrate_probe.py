@@ -114,8 +114,6 @@ def _print(done: Probed, out: Path) -> None:
         click.echo(f"Left out, since --at-most did not allow it: {', '.join(dict.fromkeys(done.skipped))}.")
     for why, n in done.failures.items():
         click.echo(f"{n} failed: {why}")
-    if done.sent and done.limits.sequences > max(
-        (p["requests"] for p in done.phases if p["kind"] == "decoders alone"), default=0
-    ):
-        most = max((p["requests"] for p in done.phases if p["kind"] == "decoders alone"), default=0)
+    most = max((p["requests"] for p in done.phases if p["kind"] == "decoders alone"), default=0)
+    if 0 < most < done.limits.sequences and not done.stopped:
         click.echo(f"{most} decoders at once were tried; the server runs {done.limits.sequences:,}: more --requests reach more.")

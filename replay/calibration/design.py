@@ -3,11 +3,11 @@
 A pure function of the server's limits and its pace. Four kinds of phases, each in up to two rounds, so that a machine whose speed
 drifts shows it in both halves and does not lend it to one kind:
 
-- *prompts alone*: lengths in a geometric row from a few tokens to the context, and the token budget; one output token each, so
-  that nothing decodes.
 - *decoders alone*: requests that begin together and end one after another, each some tokens later than the one before: every
   batch from all of them down to one is seen, with no more requests than the largest.
 - *prompts beside decoders*: one, half and all but one of the sequences decode, while prompts come one by one.
+- *prompts alone*: lengths in a geometric row from a few tokens to the context, and the token budget; one output token each, so
+  that nothing decodes.
 - *long contexts*: prompts of half the context and of nearly all of it, which then decode together.
 """
 
@@ -24,6 +24,7 @@ _PACE_OUT = 8
 _SHORT = 16  # tokens: of the prompts whose decoding is of interest, and of the shortest prompt
 _MARGIN = 0.97  # words are not quite tokens: lengths keep this much below what the server takes
 _DECODER = 0.5  # what a further decoder is taken to add to a step, of a step of one: before the first phase nobody knows
+_FEW = 8  # lengths of prompts alone that stay where time is short
 _GAP = 3  # steps of decoders alone between prompts
 _STAIR = (2, 8)  # output tokens by which each of the decoders outlasts the one before: least, most
 _LONG_OUT = 12
@@ -72,11 +73,14 @@ class Phase:
     expected_s: float
 
 
-def paced(limits: Limits) -> Phase:
-    """The first two requests, from which the pace is told: a short and a longer prompt, one after another in time."""
+def paced(limits: Limits, *, token_s: float | None = None, at_most_s: float = 120.0) -> Phase:
+    """One of the first two requests, from which the pace is told: a short prompt; with ``token_s``, the seconds that each of its
+    tokens took, a longer one that takes a twentieth of the time at most."""
     most = _most(limits)
-    lengths = (min(_SHORT, most), min(max(2 * _SHORT, min(256, most // 2)), most))
-    return Phase("pace", tuple(Probe(0.0, p, _PACE_OUT) for p in lengths), 0.0)
+    if token_s is None:
+        return Phase("pace", (Probe(0.0, min(_SHORT, most), _PACE_OUT),), 0.0)
+    length = min(256, most // 2, int(0.05 * at_most_s / token_s) if token_s > 0 else 256)
+    return Phase("pace", (Probe(0.0, min(max(2 * _SHORT, length), most), _PACE_OUT),), 0.0)
 
 
 def design(limits: Limits, pace: Pace, *, requests: int = 60, at_most_s: float = 120.0) -> list[Phase]:
@@ -96,10 +100,11 @@ def design(limits: Limits, pace: Pace, *, requests: int = 60, at_most_s: float =
     rest = left - sum(stairs) - long
     beside = rest // 2 if limits.sequences > 1 else 0
     prompts = rest - beside
+    # Where it is stopped early, what most steps of a server hold has been seen.
     found: dict[str, list[Phase]] = {
-        "prompts alone": _prompts(limits, pace, prompts, rounds, seconds["prompts alone"]),
         "decoders alone": [_stair(limits, pace, n, seconds["decoders alone"] / len(stairs)) for n in stairs],
         "prompts beside decoders": _beside(limits, pace, beside, seconds["prompts beside decoders"]),
+        "prompts alone": _prompts(limits, pace, prompts, rounds, seconds["prompts alone"]),
         "long contexts": _long(limits, pace, long, rounds, seconds["long contexts"]),
     }
     ordered = []
@@ -136,7 +141,11 @@ def _prompts(limits: Limits, pace: Pace, n: int, rounds: int, seconds: float) ->
     most = _most(limits)
     lengths = _row(_SHORT, most, n)
     while most > _SHORT and _took(lengths, pace) > seconds:
-        most = max(_SHORT, int(most * 0.9))
+        # Fewer of them first: a few long ones tell more than many short ones.
+        if n > _FEW:
+            n -= 1
+        else:
+            most = max(_SHORT, int(most * 0.9))
         lengths = _row(_SHORT, most, n)
     # A step that is filled to the brim: the length nearest to the budget is put on it.
     full = int(limits.budget * _MARGIN)

@@ -127,12 +127,11 @@ def probing(
         out.stopped |= result.stopped
         return result
 
-    first = paced(limits)
-    told: list[Sent] = []
-    for probe in first.probes:
-        told += send(Phase(first.kind, (probe,), 0.0)).records
-        if out.stopped:
-            return out
+    told = send(paced(limits)).records
+    if not out.stopped and (each := _pace(told)) is not None:
+        told += send(paced(limits, token_s=each.prompt_token_s, at_most_s=at_most_s)).records
+    if out.stopped:
+        return out
     out.pace = _pace(told)
     if out.pace is None:
         why = next(iter(out.failures), "no token came")
