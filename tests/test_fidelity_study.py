@@ -135,7 +135,7 @@ def test_the_noise_floor_is_between_neighbouring_runs(tmp_path: Path) -> None:
     # 100 → 110 → 99 → 100: 10 %, 10 %, 1 %.
     assert floor.median_pct == pytest.approx(10, abs=0.3) and floor.largest_pct == pytest.approx(10, abs=0.3)
     assert result.noise.runs == ("a", "a110", "a99", "a100") and result.noise.speeds == (1, 1, 1, 1)
-    assert noise_text(result).startswith("Noise (4 runs of A, each against the one before): E2E p50 ")
+    assert noise_text(result).startswith("Noise (a run of A against the one before): E2E p50 ")
     assert study(Case(a, a)).noise is None
     assert noise_text(study(Case(a, a))) == "Noise between runs is unknown: give another run of A with --repeat."
 

@@ -85,9 +85,9 @@ def noise_text(study: Study) -> str:
         if floor := study.noise.get(metric, statistic):
             largest = f" (at most {floor.largest_pct:.1f})" if len(study.noise.runs) > 2 else ""
             said.append(f"{name} {floor.median_pct:.1f} %{largest}")
-    apart = f"{len(study.noise.runs)} runs of A, each against the one before"
+    apart = "a run of A against the one before"
     speeds = [s for s in study.noise.speeds[1:] if s is not None]
-    fast = f" Equal steps took {', '.join(f'{100 * (s - 1):+.1f} %' for s in speeds)} longer in the repeats." if speeds else ""
+    fast = f" Equal steps took longer in the repeats by {', '.join(f'{100 * (s - 1):+.1f}' for s in speeds)} %." if speeds else ""
     return f"Noise ({apart}): {', '.join(said) or 'no latency is known in all'}.{fast}"
 
 

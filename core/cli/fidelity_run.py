@@ -143,10 +143,7 @@ def _put_in(case: Case, p: Prepared, truths: Sequence[str] | Literal["auto"], sa
         found.append(Truth(name, replay, None, together))
     notes = case.notes
     if inferred and told:
-        notes = (
-            *notes,
-            f"Steps put in as recorded are the ones that were reconstructed from the token times of {recorded.name}.",
-        )
+        notes = (*notes, f"Recorded steps that were put in are those that token times tell of {recorded.name}.")
     return replace(case, truths=tuple(found), notes=notes)
 
 

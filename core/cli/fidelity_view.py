@@ -44,7 +44,7 @@ def show_short(study: Study, outcomes: list[Outcome]) -> None:
 
     console = _console()
     for case in study.cases:
-        console.print(headline(case), markup=False)
+        console.print(headline(case), markup=False, soft_wrap=True)
     _outcomes(console, outcomes)
 
 
@@ -180,7 +180,7 @@ def _outcomes(console: Console, outcomes: list[Outcome]) -> None:
     from hoptrace.analysis.fidelity.text import outcome_text
 
     for o in outcomes:
-        console.print(outcome_text(o), markup=False)
+        console.print(outcome_text(o), markup=False, soft_wrap=True)
 
 
 def _console() -> Console:
