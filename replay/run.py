@@ -5,16 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hoptrace.bulk import BulkWriter
 from hoptrace.comparison import Comparison, compare
 from hoptrace.manifest import ReplayInfo
 from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.arrivals import Arrivals
+from hoptrace.replay.calibration.coverage import Coverage, coverage
 from hoptrace.replay.memory_trace import FramesTrace, Parts
 from hoptrace.replay.notes import basis, changed, compared, drift, noise, refused
 from hoptrace.replay.played import play_into
@@ -24,7 +25,7 @@ from hoptrace.replay.rows.manifest import counts, manifest_of
 from hoptrace.replay.rows.recorder import Recorder
 from hoptrace.replay.setting import Setting
 from hoptrace.replay.simulation import Engine, is_small, simulation, warm_up
-from hoptrace.replay.spread import SEEDS, Spread, spread
+from hoptrace.replay.uncertainty import LEVEL, Affordable, Intervals, affordable, intervals
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost import StepCost
 from hoptrace.writer import TraceWriter
@@ -35,8 +36,6 @@ Progress = Callable[[str], None]
 Fraction_ = Callable[[float], None]
 # Tokens of a replay that is only compared and not kept: more go to the disk.
 _HELD_TOKENS = 20_000_000
-# Requests that other seeds are tried with at most: of more the luck is small.
-_SEEDED = {"auto": 200_000, "compiled": 200_000, "plain": 4_000}
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,10 @@ class Replayed:
         trace: its tables and its manifest, in memory or on the disk.
         own: the trace under its own policy against what was observed: the error of the method; null if nothing was observed.
         own_recorded: the same with the recorded arrivals, where ``own`` has others.
-        luck: how far ``own`` hangs on the seed; null where nothing is drawn, or the trace is long.
+        intervals: of the figures of ``own``, ``against`` and ``change``; null where none were asked for, or nothing was observed.
         against: this replay against what was observed: what the policy changes, the method's error included; null likewise.
         change: this replay against the one under the trace's own policy, over the requests that both serve; null likewise.
+        coverage: whether what the step cost was measured on covers this replay.
         cost: the step cost (of the first engine).
         arrivals: how requests arrived, and why so.
         requests: how many ended how: done, refused, unfinished, not_arrived.
@@ -59,9 +59,10 @@ class Replayed:
     trace: Trace
     own: Comparison | None
     own_recorded: Comparison | None
-    luck: Spread | None
+    intervals: Intervals | None
     against: Comparison | None
     change: Comparison | None
+    coverage: Coverage
     cost: StepCost
     arrivals: Arrivals
     requests: dict[str, int]
@@ -104,6 +105,7 @@ def run(
     tokens: bool = True,
     check: bool = True,
     engine: Engine = "auto",
+    draws: int | Literal["auto"] = 0,
     progress: Progress | None = None,
     fraction: Fraction_ | None = None,
 ) -> Replayed:
@@ -123,6 +125,7 @@ def run(
         tokens: whether to make the rows of `tokens`.
         check: whether to replay the trace under its own policy too.
         engine: ``compiled``, ``plain``, or ``auto``: the plain one where the work is small.
+        draws: replays of each side for intervals (:mod:`hoptrace.replay.uncertainty`); ``auto``: as many as some seconds allow.
         progress: told what is being done. fraction: told how far it is, 0 to 1, starting anew with each thing.
 
     Raises:
@@ -150,10 +153,7 @@ def run(
                 recorded = _again(p, p.work, tokens, engine, tell, stack, "recorded")
         own = None if again is None else compare(trace, again)
         own_recorded = None if recorded is None else compare(trace, recorded)
-        luck = None
-        if checks and p.own_work.n * SEEDS <= _SEEDED[engine]:
-            say("replaying under the trace's own policy, other seeds")
-            luck = spread(trace, p.own_work, p.own, simulation(engine), seed)
+        bounds = _intervals(p, draws, engine, say, tell) if checks and draws else None
         say(f"replaying under {p.policy.name}")
         manifest = manifest_of(trace.manifest, p.planned.plan, p.planned.servers, p.work.left_out)
         writer = BulkWriter(out, manifest) if out is not None else None
@@ -170,7 +170,8 @@ def run(
                 result = Trace(writer.settle(), manifest)
             against = compare(trace, result) if checks else None
             ended = counts(s, recorder.late)
-            manifest.replay = _info(p, s, recorder, own, own_recorded, luck, against, check)
+            covers = coverage(recorder.domains, trace.manifest.servers[0] if trace.manifest.servers else None)
+            manifest.replay = _info(p, s, recorder, own, own_recorded, bounds, against, covers, check)
             manifest.title = f"{trace.name} under {p.policy.name}" + _how(p.arrivals)
             if recorder.late:
                 manifest.rows_dropped["requests: not arrived by the horizon"] = recorder.late
@@ -178,7 +179,22 @@ def run(
             if writer is not None:
                 result = open_trace(writer.close())
     first = p.planned.plan.costs[p.planned.plan.engines[0].cost]
-    return Replayed(result, own, own_recorded, luck, against, change, first, p.arrivals, ended, recorder.traffic.as_list())
+    return Replayed(
+        result, own, own_recorded, bounds, against, change, covers, first, p.arrivals, ended, recorder.traffic.as_list()
+    )
+
+
+def _intervals(p: Prepared, draws: int | Literal["auto"], engine: Engine, say: Progress, tell: Fraction_) -> Intervals:
+    """Of as many draws as were asked for, or as are affordable."""
+    if draws != "auto":
+        found = Affordable(draws, engine)
+    else:
+        found = affordable((p.own_work, p.asked_work), engine, p.planned.parts is not None)
+    if not found.draws:
+        return Intervals(0, LEVEL, notes=(found.note,))
+    say("drawing what is not known")
+    got = intervals(p, draws=found.draws, level=LEVEL, engine=found.engine, progress=tell)
+    return replace(got, notes=(*got.notes, found.note)) if found.note and got else got
 
 
 def _how(a: Arrivals) -> str:
@@ -208,8 +224,9 @@ def _info(
     recorder: Recorder,
     own: Comparison | None,
     own_recorded: Comparison | None,
-    luck: Spread | None,
+    bounds: Intervals | None,
     against: Comparison | None,
+    covers: Coverage,
     check: bool,
 ) -> ReplayInfo:
     """What the manifest says of how the replay was made, and how wrong it is."""
@@ -218,7 +235,8 @@ def _info(
     found: dict[str, Any] = {
         "own_policy": None if own is None else own.as_dict(),
         "own_policy_recorded_arrivals": None if own_recorded is None else own_recorded.as_dict(),
-        "own_policy_spread": None if luck is None else luck.as_dict(),
+        "intervals": None if bounds is None else bounds.as_dict(),
+        "coverage": covers.as_dict(),
         "arriving": p.arrivals.as_dict(),
         "requests": counts(s, recorder.late),
         "traffic": recorder.traffic.as_list(),
@@ -248,7 +266,8 @@ def _warnings(
         found += compared(own, against, cost)
         if own is not None:
             found += [f"For the error under the trace's own policy: {n}" for n in p.own.notes if n not in p.planned.notes]
-    if cost.origin == "fitted":
+    here = p.how.get("kind") == "fitted"  # to the steps of this trace
+    if here:
         found += [p.seen.note] if p.seen.note else []
         found += basis(trace, p.seen)
     found += refused([recorder.errors[i] for i in sorted(recorder.errors)])
@@ -263,6 +282,7 @@ def _warnings(
     found += (said for domain in recorder.domains for said in domain.sentences())
     if cost.origin == "fitted":
         found += noise(cost)
+    if here:
         found += drift(p.seen.steps, cost)
     found += cost.notes
     return list(dict.fromkeys(found))

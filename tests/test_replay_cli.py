@@ -63,22 +63,41 @@ def test_what_if_with_the_error_beside_it(capture: Path, tmp_path: Path) -> None
         "own policy",
         "what-if",
         "ttft p99",
-        "throughput output tokens",
+        "tokens/s",
+        "where so many further runs of the same requests would lie",
+        "40 draws of: step cost: ",
         f"Written: {out}",
     ):
         assert words in p.stdout
+    table = [line for line in p.stdout.splitlines() if line.startswith(("ttft ", "e2e ", "tokens/s", " "))][-10:]
+    assert len(table) == 10 and all(len(line) <= 80 for line in table)
+    # A machine without any scatter: another run is the same again.
+    assert table[0].split() == ["observed", "own", "error", "90", "%", "what-if", "90", "%", "change", "90", "%"]
+    assert table[1] == "ttft mean   27.7 ms 27.7 ms    0% 0…0   134 ms 134–134    +384% +384…+384"
     t = open_trace(out)
     assert t.manifest.replay is not None and t.manifest.replay.error is not None
+    assert t.manifest.replay.intervals["draws"] == 40  # type: ignore[attr-defined]
     assert t.manifest.servers[0].max_sequences == 1
 
 
 def test_json_is_all_there_is_on_stdout(capture: Path, tmp_path: Path) -> None:
-    p = run("replay", capture, "--set", "batching.max_sequences=2", "--rate", "1.5x", "-o", tmp_path / "a.trace", "--json")
+    p = run("replay", capture, "--set", "batching.max_sequences=2", "--rate", "1.5x", "-o", tmp_path / "a.trace", "--json",
+            "--intervals", "9")  # fmt: skip
     assert p.returncode == 0, p.stderr
     d = json.loads(p.stdout)
     assert d["policy"]["batching"]["max_sequences"] == 2
     assert d["own_policy"]["paired"] is True
     assert {f["metric"] for f in d["against_observed"]["figures"]} == {"ttft", "itl", "tpot", "e2e", "queue", "throughput"}
+    within = d["intervals"]
+    assert (within["draws"], within["level"]) == (9, 0.9) and d["coverage"]["verdict"] == "partly"  # longer prompts in a step
+    sides = {(f["side"], f["metric"], f["statistic"]): f for f in within["figures"]}
+    for side, figures in (("own", d["own_policy"]), ("what_if", d["against_observed"])):
+        for f in figures["figures"]:
+            i = sides[side, f["metric"], f["statistic"]]
+            assert i["low"] <= f["predicted"] + 1 and f["predicted"] - 1 <= i["high"], (side, f)
+    for f in d["change"]["figures"]:
+        if f["observed"]:
+            assert sides["change", f["metric"], f["statistic"]]["low"] <= f["predicted"] / f["observed"] * 1.000001
     assert open_trace(tmp_path / "a.trace").manifest.replay.arrivals == "recorded, 1.5 times as fast"  # type: ignore[union-attr]
 
 
@@ -118,7 +137,7 @@ def test_the_screen_says_on_what_an_answer_rests(capture: Path, tmp_path: Path) 
 
 
 def test_a_closed_loop_and_its_json(capture: Path, tmp_path: Path) -> None:
-    p = run("replay", capture, "--arrivals", "closed:3", "--no-tokens", "-o", tmp_path / "a.trace", "--json")
+    p = run("replay", capture, "--arrivals", "closed:3", "--no-tokens", "--intervals", "0", "-o", tmp_path / "a.trace", "--json")
     assert p.returncode == 0, p.stderr
     d = json.loads(p.stdout)
     assert d["arrivals"]["label"] == "closed loop of 3 clients" and d["arrivals"]["clients"] == 3
@@ -132,16 +151,20 @@ def test_a_closed_loop_and_its_json(capture: Path, tmp_path: Path) -> None:
     assert not [line for line in q.stdout.splitlines() if line.startswith("note") and q.stdout.count(line) > 1]
 
 
-def test_the_seed_and_its_luck_are_told(tmp_path: Path) -> None:
+def test_without_intervals_there_are_none(tmp_path: Path) -> None:
     seen = Path(__file__).parent / "data" / "vllm_traces" / "preempted.trace"
-    p = run("replay", seen, "--seed", "3", "--json", "-o", tmp_path / "a.trace")
+    p = run("replay", seen, "--seed", "3", "--intervals", "0", "--set", "batching.max_sequences=2", "-o", tmp_path / "a.trace")
     assert p.returncode == 0, p.stderr
-    d = json.loads(p.stdout)
-    own = next(f for f in d["own_policy"]["figures"] if (f["metric"], f["statistic"]) == ("e2e", "mean"))
-    least, most = d["own_policy_spread"]["error_pct"]["e2e mean"]
-    assert d["own_policy_spread"]["seeds"] == 8 and least < most
-    assert least - 0.01 <= own["error_pct"] <= most + 0.01
-    assert open_trace(tmp_path / "a.trace").manifest.replay.seed == 3  # type: ignore[union-attr]
+    assert " error " in p.stdout and " change" in p.stdout and "throughput output" in p.stdout
+    assert "draws of" not in p.stdout and "90 %" not in p.stdout
+    info = open_trace(tmp_path / "a.trace").manifest.replay
+    assert info is not None and info.seed == 3 and "intervals" not in (info.model_extra or {})
+
+
+def test_a_cost_that_is_not_fitted_has_no_interval_and_says_so(capture: Path, tmp_path: Path) -> None:
+    p = run("replay", capture, "--cost", "fixed:50,12", "-o", tmp_path / "a.trace")
+    assert p.returncode == 0, p.stderr
+    assert "No intervals: how far a fixed step cost is off the machine's is not known." in p.stdout and "…" not in p.stdout
 
 
 @pytest.mark.parametrize(
@@ -209,7 +232,7 @@ def test_policies_lists_and_shows(tmp_path: Path) -> None:
 
 
 def test_with_a_horizon_the_table_is_of_what_was_written(capture: Path, tmp_path: Path) -> None:
-    p = run("replay", capture, "--until", "1s", "-o", tmp_path / "a.trace")
+    p = run("replay", capture, "--until", "1s", "--intervals", "0", "-o", tmp_path / "a.trace")
     assert p.returncode == 0, p.stderr
     assert " not arrived" in p.stdout
     assert "what-if" in p.stdout  # of 40 requests the own policy's run has all, and the trace that was written has not

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-
     from hoptrace.replay.run import Replayed
 
 
@@ -59,6 +58,13 @@ if TYPE_CHECKING:
     help="plain: the readable one that plug-ins extend; equal rows, slower, nothing to compile: auto takes it for small work.",
 )
 @click.option(
+    "--intervals",
+    "draws",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Replays of each side to draw intervals from; 0: none. As many, up to 40, as some eight CPU-seconds allow.",
+)
+@click.option(
     "-o",
     "--output",
     "out",
@@ -83,6 +89,7 @@ def command(
     seed: int,
     tokens: bool,
     engine: str,
+    draws: int | None,
     out: Path,
     as_json: bool,
     quiet: bool,
@@ -94,6 +101,8 @@ def command(
 
     Beside every answer stands its error: the trace is first replayed under its own policy and compared with what was observed.
     Where the answer rests on steps that the trace has never seen (larger batches, longer contexts), it says so.
+
+    Behind each figure stands the interval in which nine of ten further runs of the same requests would lie.
 
     \b
     Examples:
@@ -119,7 +128,7 @@ def command(
         result: Replayed = run(
             parent, policy, out=out, cost=cost, platform=platform, model=model, recorded_on=recorded_on, seed=seed, rate=rate,
             arrivals=arrivals, until=until, tokens=tokens, engine=engine,  # type: ignore[arg-type]
-            progress=say, fraction=tell,
+            draws="auto" if draws is None else draws, progress=say, fraction=tell,
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps(as_dict(result, out)))

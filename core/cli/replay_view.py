@@ -32,10 +32,11 @@ def as_dict(result: Replayed, out: Path) -> dict[str, Any]:
         "requests": result.requests,
         "traffic": result.traffic,
         "own_policy": plain(result.own),
-        "own_policy_spread": None if result.luck is None else result.luck.as_dict(),
         "own_policy_recorded_arrivals": plain(result.own_recorded),
         "against_observed": plain(result.against),
         "change": plain(result.change),
+        "intervals": None if result.intervals is None else result.intervals.as_dict(),
+        "coverage": result.coverage.as_dict(),
         "warnings": info.warnings,
     }
 
@@ -55,18 +56,13 @@ def show(result: Replayed, out: Path, description: str) -> None:
         console.print(f"  {line}", soft_wrap=True, markup=False)
     why = f" ({result.arrivals.reason})" if result.arrivals.reason else ""
     console.print(f"  arrivals: {result.arrivals.label}{why}", soft_wrap=True, markup=False)
-    for line in (*_traffic(result), *_ended(result)):
+    covers = () if result.coverage.share is None else (f"domain: {result.coverage.sentence()}", result.coverage.remedy or "")
+    for line in (*_traffic(result), *_ended(result), *(x for x in covers if x)):
         console.print(f"  {line}", soft_wrap=True, markup=False)
     if result.own is not None and result.against is not None:
         whole = "until_ns" not in (info.model_extra or {})  # else the what-if is not the run that its own policy is judged by
         same = not info.policy["changes"] and result.arrivals.same and whole and "recorded_on" not in info.cost_model
-        console.print(_table(result.own, None if same else result.against, None if same else result.change))
-        if not same:
-            console.print(
-                "error: own policy against observed. change: what-if against own policy, like with like.", soft_wrap=True
-            )
-        if result.luck is not None:
-            console.print(result.luck.sentence(), soft_wrap=True)
+        _figures(console, result, same)
         if result.own_recorded is not None:
             console.print(_both(result.own, result.own_recorded), soft_wrap=True)
     else:
@@ -74,6 +70,26 @@ def show(result: Replayed, out: Path, description: str) -> None:
     for warning in dict.fromkeys(w for w in info.warnings if w not in assumed):
         console.print(f"[yellow]note[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"Written: {out}", soft_wrap=True, markup=False)
+
+
+def _figures(console: Any, result: Replayed, same: bool) -> None:
+    """Observed, own policy and, unless it is the ``same``, the what-if."""
+    from hoptrace.cli.replay_table import lines, under
+
+    assert result.own is not None
+    against, change = (None, None) if same else (result.against, result.change)
+    if result.intervals:
+        for line in lines(result.own, against, change, result.intervals):
+            console.print(line, soft_wrap=True, markup=False)
+    else:
+        console.print(_table(result.own, against, change))
+        if not same:
+            console.print(
+                "error: own policy against observed. change: what-if against own policy, like with like.", soft_wrap=True
+            )
+    if result.intervals is not None:
+        for line in under(result.intervals, not same):
+            console.print(line, soft_wrap=True, markup=False)
 
 
 def _policy(policy: dict[str, Any]) -> list[str]:

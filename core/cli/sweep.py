@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hoptrace.cli.figures import figure
+from hoptrace.cli.figures import amount, figure, span
 
 if TYPE_CHECKING:
     import polars as pl
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hoptrace.replay.sweep import Swept, Told
 
 _SHOWN, _FAILURES = 40, 5
+_ENDS = ("low", "high")
 
 
 @click.command("sweep", short_help="Ask many what-ifs: the product of policies, platforms and loads.")
@@ -26,6 +27,14 @@ _SHOWN, _FAILURES = 40, 5
 @click.option("--jobs", type=click.IntRange(1, 4096), metavar="N", help="Processes at once. As many as there are cores.")
 @click.option("--slo", metavar="LIMITS", help="Goodput under these limits, as in ttft=500ms,itl_p99=50ms.")
 @click.option("--no-tokens", is_flag=True, help="Make no token rows: faster, but ITL is unknown.")
+@click.option(
+    "--intervals",
+    "draws",
+    type=click.IntRange(0, 1000),
+    default=0,
+    metavar="N",
+    help="Replays of each side of a point to draw its intervals from (columns …_low, …_high).",
+)
 @click.option("--retry-failed", is_flag=True, help="Do points again that failed in an earlier run.")
 @click.option("-o", "--output", "out", required=True, type=click.Path(path_type=Path), metavar="OUT.parquet", help="The table.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
@@ -36,6 +45,7 @@ def command(
     jobs: int | None,
     slo: str | None,
     no_tokens: bool,
+    draws: int,
     retry_failed: bool,
     out: Path,
     as_json: bool,
@@ -68,7 +78,9 @@ def command(
     limits = parse_slo(slo) if slo else None
     grid = load_grid(grid_path)
     with _bar(quiet or as_json, grid.size) as told:
-        swept = sweep(trace, grid, out, jobs=jobs, slo=limits, tokens=not no_tokens, retry_failed=retry_failed, told=told)
+        swept = sweep(
+            trace, grid, out, jobs=jobs, slo=limits, tokens=not no_tokens, retry_failed=retry_failed, draws=draws, told=told
+        )
     if as_json:
         click.echo(json.dumps({"table": str(out), "points": grid.size, "kept": swept.kept, "failed": swept.failed,
                                "rows": swept.table.to_dicts()}))  # fmt: skip
@@ -122,10 +134,18 @@ def _table(rows: pl.DataFrame, axes: list[str]) -> Any:
     for row in rows.iter_rows(named=True):
         cells = [escape(str(row[a])) for a in axes]
         if row["status"] == "ok":
-            cells += [figure(row[c], "ns") for _, c in shown]
-            speed = row["output_tokens_per_s"]
-            cells += ["unknown" if speed is None else f"{speed:,.0f}", f"{row['finished']:,} of {row['requests']:,}"]
+            cells += [_cell(row, c, "ns") for _, c in shown]
+            cells += [_cell(row, "output_tokens_per_s", "/s"), f"{row['finished']:,} of {row['requests']:,}"]
         else:
             cells += ["[red]failed[/red]"]
         table.add_row(*cells)
     return table
+
+
+def _cell(row: dict[str, Any], column: str, unit: str) -> str:
+    """A figure, and below it its interval where the row has one."""
+    low, high = (row.get(column.replace("_ns", f"_{end}_ns") if unit == "ns" else f"{column}_{end}") for end in _ENDS)
+    value = row[column]
+    if value is None or low is None or high is None:
+        return figure(value, unit) if unit == "ns" else "unknown" if value is None else f"{value:,.0f}"
+    return f"{amount(value, unit)}\n{span(low, high, value, unit)}"

@@ -25,7 +25,7 @@ import hoptrace
 from hoptrace.errors import EnvironmentProblem, UsageError
 from hoptrace.reader import open_trace
 from hoptrace.replay.sweep.grid import Grid, Point
-from hoptrace.replay.sweep.point import FIGURES, begin, run_point
+from hoptrace.replay.sweep.point import BOUNDS, FIGURES, begin, run_point
 
 __all__ = ["Swept", "sweep"]
 
@@ -50,6 +50,7 @@ def sweep(
     slo: dict[str, int] | None = None,
     tokens: bool = True,
     retry_failed: bool = False,
+    draws: int = 0,
     told: Told | None = None,
 ) -> Swept:
     """Replay every point of ``grid``.
@@ -59,6 +60,7 @@ def sweep(
         jobs: processes at once; null: as many as this process may use cores.
         tokens: whether to make token rows (without them ITL is null, and a point is faster).
         retry_failed: do points again that failed in an earlier run.
+        draws: replays of each side of a point for its intervals (:mod:`hoptrace.replay.uncertainty`); 0: none.
         told: called with (done, of, what) as points end.
 
     Raises:
@@ -66,7 +68,7 @@ def sweep(
     """
     opened = open_trace(trace)
     identity = hashlib.sha256((opened.path / "manifest.json").read_bytes()).hexdigest()
-    shape = json.dumps([slo, tokens], sort_keys=True)
+    shape = json.dumps([slo, tokens, *([draws] if draws else [])], sort_keys=True)
     known = {p.number: p.identity(identity + shape, hoptrace.__version__) for p in grid.points()}
     folder = out.with_name(out.name + ".points")
     done = _earlier(out, folder, set(known.values()), retry_failed)
@@ -76,13 +78,13 @@ def sweep(
         todo = [p for p in grid.points() if known[p.number] not in done]
         if told and kept:
             told(kept, grid.size, "done before")
-        for point, row in _run(str(opened.path.resolve()), todo, jobs or _cores(), slo, tokens):
+        for point, row in _run(str(opened.path.resolve()), todo, jobs or _cores(), slo, tokens, draws):
             key = known[point.number]
             done[key] = {"point_id": key, **row}
             _put(folder / f"{key}.json", json.dumps(done[key]).encode())
             if told:
                 told(len([k for k in known.values() if k in done]), grid.size, row["status"])
-        table = _table(grid, known, done)
+        table = _table(grid, known, done, FIGURES + BOUNDS if draws else FIGURES)
         temporary = out.with_name(out.name + ".part")
         table.write_parquet(temporary, metadata={"hoptrace.sweep": json.dumps({"trace": opened.name, "grid": grid.name})})
         _name(temporary, out)
@@ -104,7 +106,7 @@ def _cores() -> int:
 def _earlier(out: Path, folder: Path, wanted: set[str], retry_failed: bool) -> dict[str, dict[str, Any]]:
     """Rows of points that are done, by identity: from the folder of a run that was broken off, and the table of a whole one."""
     found: dict[str, dict[str, Any]] = {}
-    columns = ("point_id", "status", "error", *(name for name, _ in FIGURES))
+    columns = ("point_id", "status", "error", *(name for name, _ in FIGURES + BOUNDS))
     if out.exists():
         try:
             if not out.is_file() or "hoptrace.sweep" not in pl.read_parquet_metadata(out):
@@ -138,7 +140,7 @@ def _name(temporary: Path, path: Path) -> None:
 
 
 def _run(
-    path: str, todo: list[Point], jobs: int, slo: dict[str, int] | None, tokens: bool
+    path: str, todo: list[Point], jobs: int, slo: dict[str, int] | None, tokens: bool, draws: int
 ) -> Iterator[tuple[Point, dict[str, Any]]]:
     """The rows as they come. A point whose process dies (out of memory, say) is tried once more alone, then it has failed."""
     alone: list[Point] = []
@@ -150,7 +152,7 @@ def _run(
             while waiting or going:
                 while waiting and len(going) < jobs:
                     point = waiting.pop()
-                    going[pool.submit(run_point, path, point, slo, tokens)] = point
+                    going[pool.submit(run_point, path, point, slo, tokens, draws)] = point
                 for future in wait(going, return_when=FIRST_COMPLETED).done:
                     row = future.result()
                     yield going.pop(future), row
@@ -161,13 +163,15 @@ def _run(
     for point in sorted(alone, key=lambda p: p.number):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin) as single:
             try:
-                row = single.submit(run_point, path, point, slo, tokens).result()
+                row = single.submit(run_point, path, point, slo, tokens, draws).result()
             except BrokenProcessPool:
                 row = {"status": "failed", "error": "its process was killed, perhaps for want of memory"}
         yield point, row
 
 
-def _table(grid: Grid, known: dict[int, str], done: dict[str, dict[str, Any]]) -> pl.DataFrame:
+def _table(
+    grid: Grid, known: dict[int, str], done: dict[str, dict[str, Any]], figures: tuple[tuple[str, type], ...]
+) -> pl.DataFrame:
     """One row a point, in the order of the product: point, point_id, the axes, status, error, figures."""
     columns: dict[str, pl.Series] = {
         "point": pl.Series(sorted(known), dtype=pl.Int64),
@@ -186,6 +190,7 @@ def _table(grid: Grid, known: dict[int, str], done: dict[str, dict[str, Any]]) -
     rows = [done[known[n]] for n in sorted(known)]
     columns["status"] = pl.Series([r["status"] for r in rows], dtype=pl.String)
     columns["error"] = pl.Series([r.get("error") for r in rows], dtype=pl.String)
-    for name, kind in FIGURES:
-        columns[name] = pl.Series([r.get(name) for r in rows], dtype=pl.Int64 if kind is int else pl.Float64, strict=False)
+    kinds_of = {int: pl.Int64, float: pl.Float64, str: pl.String}
+    for name, kind in figures:
+        columns[name] = pl.Series([r.get(name) for r in rows], dtype=kinds_of[kind], strict=False)
     return pl.DataFrame(columns)

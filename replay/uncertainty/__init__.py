@@ -5,7 +5,7 @@ requests' luck. docs/uncertainty.md says what each source is and how the coverag
 from __future__ import annotations
 
 from hoptrace.replay.uncertainty.assembly import intervals
-from hoptrace.replay.uncertainty.budget import DRAWS, FEWEST, Affordable, affordable
+from hoptrace.replay.uncertainty.budget import DRAWS, FEWEST, LEVEL, Affordable, affordable
 from hoptrace.replay.uncertainty.figures import statistics
 from hoptrace.replay.uncertainty.result import Interval, Intervals
 from hoptrace.replay.uncertainty.runner import Runner
@@ -13,6 +13,6 @@ from hoptrace.replay.uncertainty.speed import drift_sd, speed_sd_of
 from hoptrace.replay.uncertainty.study import Draw, Study
 
 __all__ = [
-    "DRAWS", "FEWEST", "Affordable", "Draw", "Interval", "Intervals", "Runner", "Study", "affordable", "drift_sd", "intervals",
-    "speed_sd_of", "statistics",
+    "DRAWS", "FEWEST", "LEVEL", "Affordable", "Draw", "Interval", "Intervals", "Runner", "Study", "affordable", "drift_sd",
+    "intervals", "speed_sd_of", "statistics",
 ]  # fmt: skip

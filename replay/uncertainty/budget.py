@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from hoptrace.replay.simulation import Engine, is_small
 from hoptrace.replay.workload import Workload
 
-__all__ = ["DRAWS", "FEWEST", "Affordable", "affordable"]
+__all__ = ["DRAWS", "FEWEST", "LEVEL", "Affordable", "affordable"]
 
 DRAWS = 40
+LEVEL = 0.9
+"""The share of runs that an interval is to hold, where nothing else is asked for."""
 FEWEST = 8
 """Under so many the interval would be mostly that of its own luck."""
 _BUDGET_S = 8.0

@@ -14,7 +14,7 @@ from hoptrace.stepcost import FEATURES, StepCost, features_array, fit
 
 __all__ = ["FITS", "applied", "from_covariance", "refitted", "slower"]
 
-FITS = 16
+FITS = 12
 """Fits at most; more draws take turns with them."""
 _BLOCKS = 30
 _STEPS = 2_000

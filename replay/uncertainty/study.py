@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
+from hoptrace.errors import InputError
 from hoptrace.replay.overheads import Overheads, overheads
 from hoptrace.replay.prepare import Prepared
 from hoptrace.replay.setting import Ints
@@ -14,7 +16,7 @@ from hoptrace.replay.uncertainty.outside import halves
 from hoptrace.replay.uncertainty.parameters import from_covariance, refitted
 from hoptrace.replay.uncertainty.residuals import Blocks, blocks
 from hoptrace.replay.uncertainty.speed import drift_sd
-from hoptrace.stepcost import StepCost
+from hoptrace.stepcost import StepCost, fit
 
 __all__ = ["Draw", "Study", "often"]
 
@@ -83,7 +85,7 @@ class Study:
 
     def _costs(self, n: int, rng: np.random.Generator) -> list[StepCost]:
         p = self.prepared
-        if p.how.get("kind") == "fitted":
+        if p.how.get("kind") == "fitted" and self._is_of(p.seen.steps):
             found = refitted(p.seen.steps, n, rng)
             if found:
                 self.sources.append(f"step cost: {len(found)} fits to redrawn steps, features chosen anew")
@@ -94,6 +96,14 @@ class Study:
             return found
         self.notes.append("The step cost's own doubt is not in the intervals: it has no covariance.")
         return [self.base]
+
+    def _is_of(self, steps: pl.DataFrame) -> bool:
+        """Whether the step cost was fitted to these steps."""
+        try:
+            again = fit(steps)
+        except InputError:
+            return False
+        return (again.coefficients_ps, again.pieces) == (self.base.coefficients_ps, self.base.pieces)
 
     def _speed(self, given: float | None) -> None:
         told, sd = "repeats", given
