@@ -215,12 +215,13 @@ def test_without_steps_nothing_is_fitted_and_that_is_said(tmp_path: Path) -> Non
 
 
 def test_a_killed_capture_is_studied_as_far_as_it_goes(tmp_path: Path) -> None:
-    killed = tmp_path / "killed.trace"
+    killed = tmp_path / "[red]killed\x1b[31m.trace"  # names are text, and never commands to the terminal
     shutil.copytree(FOUR, killed)
     manifest = json.loads((killed / "manifest.json").read_text())
     (killed / "manifest.json").write_text(json.dumps({**manifest, "closed": False}))
     ran = run("fidelity", killed, "--truth", "none")
-    assert ran.returncode == 0 and "killed was not closed cleanly" in ran.stdout.replace("\n", " ")
+    assert ran.returncode == 0 and "was not closed cleanly" in ran.stdout.replace("\n", " ")
+    assert "[red]killed" in ran.stdout and "\x1b" not in ran.stdout
 
 
 # The screen

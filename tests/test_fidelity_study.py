@@ -172,7 +172,7 @@ def test_steps_beyond_what_the_cost_was_measured_on_are_told(tmp_path: Path) -> 
     assert case.beyond == 1.0
     assert case.domain[0] == "prefill_tokens of 8 was asked for, 1 to 7 was seen: extrapolated in 20 of 20 steps."
     assert study(Case(a, a), cost=replace(seen, domain={"prefill_tokens": (1, 9)})).cases[0].as_dict()["domain"] == {
-        "share": 0.0, "beyond": [],
+        "share": 0.0, "beyond": [], "remedy": None,
     }  # fmt: skip
 
 

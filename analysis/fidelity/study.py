@@ -38,6 +38,7 @@ class Case:
         at_speed: the same with every step cost multiplied by :func:`hoptrace.analysis.fidelity.speed.machine_speed` of the two
             recordings; null where that is not known.
         truths: replays with recorded truth put in, in the order to show, the one with none first.
+        remedy: what would measure the steps that lie outside the step cost's domain; null where there is nothing to measure.
         notes: what the replay says of itself.
     """
 
@@ -45,6 +46,7 @@ class Case:
     predicted: Trace
     at_speed: Trace | None = None
     truths: tuple[Truth, ...] = ()
+    remedy: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -62,6 +64,7 @@ class Judged:
         sources: where the error comes from; empty if it was not asked for.
         beyond: share of the replay's step time outside what its step cost was measured on; null where that is not known.
         domain: which quantities lie outside, in sentences.
+        remedy: what would measure them.
         notes: what else a reader has to know.
     """
 
@@ -75,6 +78,7 @@ class Judged:
     sources: tuple[Source, ...]
     beyond: float | None
     domain: tuple[str, ...]
+    remedy: str | None
     notes: tuple[str, ...]
 
     def figure(self, metric: str, statistic: str) -> Figure:
@@ -108,7 +112,11 @@ class Judged:
             "signs": None if self.own else self.signs,
             "own_terms": self.own_terms.as_dict(),
             "sources": [s.as_dict() for s in self.sources],
-            "domain": {"share": None if self.beyond is None else round(self.beyond, 6), "beyond": list(self.domain)},
+            "domain": {
+                "share": None if self.beyond is None else round(self.beyond, 6),
+                "beyond": list(self.domain),
+                "remedy": self.remedy,
+            },
             "notes": list(self.notes),
         }
 
@@ -212,6 +220,7 @@ def study(
                 sources=sources(b, case.truths),
                 beyond=beyond,
                 domain=tuple(domain),
+                remedy=case.remedy,
                 notes=tuple(dict.fromkeys([*odd.get(b.name, []), *_said(b), *pair.compared.notes, *case.notes])),
             )
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from hoptrace.analysis.fidelity.study import Case, Study
+    from hoptrace.manifest import Server
     from hoptrace.reader import Trace
     from hoptrace.replay.prepare import Prepared
     from hoptrace.replay.simulation import Engine
@@ -90,6 +91,7 @@ def _speed(a: Trace, b: Trace, cost: StepCost) -> float | None:
 
 def _case(p: Prepared, observed: Trace, own: bool, speed: float | None, engine: Engine, say: Say, tell: Tell) -> Case:
     from hoptrace.analysis.fidelity.study import Case
+    from hoptrace.replay.calibration.coverage import coverage_of
     from hoptrace.replay.calibration.use import scaled
     from hoptrace.replay.played import played
     from hoptrace.replay.simulation import is_small, warm_up
@@ -107,7 +109,13 @@ def _case(p: Prepared, observed: Trace, own: bool, speed: float | None, engine: 
         slower = replace(p, planned=replace(planned, plan=plan))
         at_speed = played(slower, engine=engine, tokens=tokens, fraction=tell)
     notes = [*work.notes, *planned.notes, *(p.own_arrivals if own else p.arrivals).notes]
-    return Case(observed, predicted, at_speed, notes=tuple(dict.fromkeys(notes)))
+    covered = coverage_of(planned.plan.costs[planned.plan.engines[0].cost], predicted.frames["steps"], _server(p))
+    return Case(observed, predicted, at_speed, remedy=covered.remedy, notes=tuple(dict.fromkeys(notes)))
+
+
+def _server(p: Prepared) -> Server | None:
+    servers = p.parent.trace.manifest.servers
+    return servers[0] if servers else None
 
 
 def _put_in(case: Case, p: Prepared, truths: Sequence[str] | Literal["auto"], say: Say, tell: Tell) -> Case:

@@ -73,6 +73,8 @@ def _case(console: Console, case: Judged, base: str, said: set[str], *, noisy: b
                 _note(console, f"The recorded {_TRUTHS.get(s.truth, s.truth or '')} is not told: {s.why}", said)
     for line in case.domain if (case.beyond or 0) > _NEGLIGIBLE else ():
         console.print(f"[yellow]domain[/yellow] {escape(line)}")
+    if (case.beyond or 0) > _NEGLIGIBLE and case.remedy:
+        console.print(case.remedy, markup=False)
     for note in (*case.own_terms.notes, *case.notes):
         _note(console, note, said)
 
