@@ -139,9 +139,18 @@ def main() -> None:
 
 
 def hidden(trace: Trace) -> Trace:
+    """What a proxy alone would have recorded of it."""
     from hoptrace.replay.memory_trace import FramesTrace
+    from hoptrace.schema import TABLES
 
-    frames = {n: trace.table(n).collect() for n in trace.tables if n not in ("steps", "residency")}
+    frames = {n: trace.table(n).collect() for n in TABLES if n not in ("steps", "residency") and trace.has(n)}
+    inside = {
+        "requests": ("queued_ns", "scheduled_ns", "engine_first_token_ns"),
+        "stages": ("enqueued_ns", "scheduled_ns", "end_ns", "cached_tokens"),
+    }
+    for name, columns in inside.items():
+        some = [c for c in columns if c in frames[name].columns]
+        frames[name] = frames[name].with_columns(pl.lit(None, dtype=frames[name].schema[c]).alias(c) for c in some)
     return FramesTrace(frames, trace.manifest, trace.name)
 
 

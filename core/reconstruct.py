@@ -19,6 +19,7 @@ from hoptrace import schema
 from hoptrace.kv import step_bytes
 from hoptrace.manifest import Server
 from hoptrace.metrics import arrivals_known
+from hoptrace.reconstruct_cached import likely_cached
 from hoptrace.reconstruct_confidence import confidence, signs
 from hoptrace.reconstruct_hidden import blank, known_share, known_steps, unseen_requests
 from hoptrace.reconstruct_observed import observed_residency
@@ -129,6 +130,10 @@ def reconstruct(trace: Trace) -> Steps:
                 f"{name} computes prompts in iterations of their own: its tokens do not tell its steps, so none are given."
             )
             continue
+        cached = likely_cached(trace, server, mine)
+        if cached is not None:
+            notes.append(f"{server.name} did not tell what it found cached: what an earlier prompt has in common was taken.")
+            mine = mine.with_columns(cached)
         steps, runs, made, remarks = _one_server(server, mine, part)
         unseen, when = unseen_requests(trace, server.name, units)
         doubted = _doubted(part)

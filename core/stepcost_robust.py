@@ -63,7 +63,9 @@ def robust(x: _Array, y: _Array, known: _Array | None = None) -> tuple[_Array, _
             break
         beta = new
     keep = keep_usual(y, np.maximum(x @ beta + known, floor))
-    for _ in range(4):
-        beta = solve(x[keep], rest[keep], 1 / np.maximum(x[keep] @ beta + known[keep], floor))
+    # With a constant among the columns, squares weighted by 1 ÷ cost make both the relative errors and the errors in ns add up to
+    # nothing (the columns times 1 ÷ cost hold 1 ÷ cost, and, in sum, 1). So neither short nor long steps are off as a whole.
+    for _ in range(6):
+        beta = solve(x[keep], rest[keep], 1 / np.sqrt(np.maximum(x[keep] @ beta + known[keep], floor)))
     total = float((x[keep] @ beta).sum())
     return (beta * (float(rest[keep].sum()) / total) if total > 0 and rest[keep].sum() > 0 else beta), keep

@@ -80,15 +80,21 @@ def overheads(trace: Trace, steps: pl.DataFrame | None = None, residency: pl.Dat
         .agg(pl.col("enqueued_ns").first(), pl.col("scheduled_ns").first(), pl.col("end_ns").last(), pl.col("server").first())
         .collect()
     )
-    r = requests.join(stays, on="request", how="left").with_columns(
-        pl.coalesce("queued_ns", "enqueued_ns").alias("enqueued_ns"), pl.coalesce("end_ns", "last_token_ns").alias("end_ns")
+    r = (
+        requests.join(stays, on="request", how="left")
+        .join(_first_steps(steps, residency), on="request", how="left")
+        .with_columns(
+            pl.coalesce("queued_ns", "enqueued_ns").alias("enqueued_ns"),
+            pl.coalesce("end_ns", "last_token_ns").alias("end_ns"),
+            pl.coalesce("scheduled_ns", "first_step_ns").alias("scheduled_ns"),
+        )
     )
     values = [
         r["sent_ns"] - r["arrival_ns"],
         r["received_ns"] - r["sent_ns"].fill_null(r["arrival_ns"]),
         _front(r, steps),
         _idle_start(r),
-        _gaps(steps),
+        _gaps(steps, residency),
         _to_token(requests, steps, residency),
         r["finish_ns"] - r["last_token_ns"],
     ]
@@ -162,39 +168,70 @@ def _said(trace: Trace) -> dict[int, tuple[int, int]]:
     return found
 
 
+def _first_steps(steps: pl.DataFrame | None, residency: pl.DataFrame | None) -> pl.DataFrame:
+    """request, first_step_ns: start of the first step that computed a part of it, where steps are reconstructed: these begin, on
+    an idle server, when a request is reckoned to have reached the engine."""
+    if steps is None or residency is None or not steps.height or not residency.height:
+        return pl.DataFrame(schema={"request": pl.Int64, "first_step_ns": pl.Int64})
+    told = steps.filter(pl.col("origin") == "reconstructed").select("server", "step", pl.col("start_ns").alias("first_step_ns"))
+    first = (
+        residency.filter(pl.col("phase") == "chunk").group_by("request", "server").agg(pl.col("first_step").min().alias("step"))
+    )
+    return first.join(told, on=["server", "step"]).group_by("request").agg(pl.col("first_step_ns").min())
+
+
 def _idle_start(r: pl.DataFrame) -> pl.Series:
     """scheduled − enqueued of the requests that came while no other was on their server."""
+    # Where nobody saw it reach the engine, the whole way there is in it, as reconstructed steps have it.
+    r = r.with_columns(pl.coalesce("enqueued_ns", "received_ns", "sent_ns", "arrival_ns").alias("enqueued_ns"))
     known = r.drop_nulls(["enqueued_ns", "scheduled_ns", "end_ns"]).sort("enqueued_ns", "request")
     before = pl.col("end_ns").cum_max().shift(1).over("server")
     idle = known.filter(before.is_null() | (before < pl.col("enqueued_ns")))
     return idle["scheduled_ns"] - idle["enqueued_ns"]
 
 
-def _gaps(steps: pl.DataFrame | None) -> pl.Series:
-    """Start − end of the step before, where a decoder shows that the engine was not idle between them."""
+def _gaps(steps: pl.DataFrame | None, residency: pl.DataFrame | None = None) -> pl.Series:
+    """Start − end of the step before, where a decoder shows that the engine was not idle between them: one that did not come to
+    this engine with that step (as those that are handed over do, which it may have waited for)."""
     if steps is None or not steps.height:
         return pl.Series([], dtype=pl.Int64)
     told = (pl.col("pp_rank").fill_null(0) == 0) & (pl.col("origin").fill_null("") != "reconstructed")
     s = steps.filter(told).sort("server", "dp_rank", "step")
     gap = (pl.col("start_ns") - pl.col("end_ns").shift(1)).over("server", "dp_rank")
-    return s.select(pl.when(pl.col("decode_requests") > 0).then(gap).alias("gap"))["gap"]
+    s = s.with_columns(pl.when(pl.col("decode_requests") > 0).then(gap).alias("gap"))
+    if residency is None or not residency.height:
+        return s["gap"]
+    place = ["server", "dp_rank"]
+    came = residency.group_by("request", *place).agg(pl.col("first_step").min())
+    new = came.group_by(*place, pl.col("first_step").alias("step")).len("new")
+    whole = s.join(new, on=[*place, "step"], how="left", nulls_equal=True, maintain_order="left")
+    stayed = pl.col("decode_requests") + pl.col("prefill_requests").fill_null(0) > pl.col("new").fill_null(0)
+    return whole.select(pl.when(stayed).then("gap").alias("gap"))["gap"]
 
 
 def _to_token(requests: pl.DataFrame, steps: pl.DataFrame | None, residency: pl.DataFrame | None) -> pl.Series:
-    """First token as it was seen − end of the step that computed the prompt's last part."""
+    """First token as it was seen − end of the step that computed the prompt's last part. Where several engines had the request
+    (prefill and decode apart): the last such step before the token, or a decoder's first one that had no part of the prompt."""
     if steps is None or residency is None or not steps.height or not residency.height:
         return pl.Series([], dtype=pl.Int64)
     # Chunks before the first decode: those after it belong to a preemption.
-    decode = residency.filter(pl.col("phase") == "decode").group_by("request").agg(pl.col("first_step").min().alias("decode"))
+    place = ["request", "server", "dp_rank"]
+    decode = residency.filter(pl.col("phase") == "decode").group_by(place).agg(pl.col("first_step").min().alias("decode"))
     last = (
         residency.filter(pl.col("phase") == "chunk")
-        .join(decode, on="request", how="left")
+        .join(decode, on=place, how="left", nulls_equal=True)
         .filter(pl.col("decode").is_null() | (pl.col("last_step") < pl.col("decode")))
-        .group_by("request", "server", "dp_rank")
+        .group_by(place)
         .agg(pl.col("last_step").max())
     )
+    several = decode.join(last, on=place, how="anti", nulls_equal=True).join(last, on="request", how="semi")
+    last = pl.concat([last, several.rename({"decode": "last_step"})])
     ends = steps.filter(pl.col("pp_rank").fill_null(0) == 0).select("server", "dp_rank", "step", "end_ns")
     joined = last.join(
         ends, left_on=["server", "dp_rank", "last_step"], right_on=["server", "dp_rank", "step"], nulls_equal=True
     ).join(requests, on="request")
-    return joined["first_token_ns"] - joined["end_ns"]
+    took = joined.select("request", (pl.col("first_token_ns") - pl.col("end_ns")).alias("ns"))
+    if took["request"].is_unique().all():
+        return took["ns"]
+    least = pl.coalesce(pl.col("ns").filter(pl.col("ns") >= 0).min(), pl.col("ns").max())
+    return took.group_by("request", maintain_order=True).agg(least)["ns"]
