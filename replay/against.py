@@ -58,9 +58,9 @@ def against(
             cannot be replayed (its key is named); or either cannot be replayed at all.
     """
     one_rank(b)
-    ran, there = own_policy(a.manifest), own_policy(b.manifest)
+    ran, there = own_policy(a.manifest, a), own_policy(b.manifest, b)
     measured = isinstance(cost, StepCost) or (cost or "fitted").startswith(("fitted", "file:"))
-    notes = _differences(ran.server, there.server, measured)
+    notes = _differences(ran.server, there.server, measured) + _shared_host(a, b)
     found = prepare(
         a, Policy(name=there.policy.name), cost=cost, platform=None, model=None, recorded_on=None, seed=seed, rate=1,
         arrivals=None, until=None, say=say, under=there, doing=b if work == "b" else None,
@@ -99,6 +99,18 @@ def _differences(a: Server, b: Server, measured: bool) -> list[str]:
             )
     _refuse_other_speculators(a, b)
     return [*_kv_types(a, b, measured), *_asynchronous(a, b)]
+
+
+def _shared_host(a: Trace, b: Trace) -> list[str]:
+    """Several servers on one host take time from each other, which a run of fewer does not show."""
+    mine, its = ([s.host for s in t.manifest.servers if s.host is not None] for t in (a, b))
+    most = max((its.count(h) for h in its), default=0)
+    if most < 2 or most <= max((mine.count(h) for h in mine), default=0):
+        return []
+    return [
+        f"{most} servers of {b.name} ran on one host, those of {a.name} did not: what they take from each other (cores, memory "
+        "bandwidth) is not in the step cost."
+    ]
 
 
 def _kv_types(a: Server, b: Server, measured: bool) -> list[str]:

@@ -116,8 +116,8 @@ def _step_at(asked: pl.DataFrame, steps: pl.DataFrame, time: str) -> pl.DataFram
 
 
 def one_rank(trace: Trace) -> None:
-    """InputError if one of several servers of the trace has several data-parallel ranks: a replay models the ranks of one server, or
-    servers of one rank each."""
+    """InputError if one of several servers of the trace has several data-parallel ranks: a replay models the ranks of one server,
+    or servers of one rank each."""
     if len(trace.manifest.servers) <= 1:
         return
     each = trace.table("steps").group_by("server").agg(pl.col("dp_rank").drop_nulls().n_unique().alias("ranks"))

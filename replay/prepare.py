@@ -9,6 +9,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
 from hoptrace.reader import Trace
@@ -21,6 +23,7 @@ from hoptrace.replay.parent import Parent, observed, one_rank, parent_of
 from hoptrace.replay.planning import CostOf, Planned, RoomOf, plan_of
 from hoptrace.replay.policy import Policy, load_policy
 from hoptrace.replay.policy.own import Own, on_top, own_policy
+from hoptrace.replay.several import by_role, seen_as
 from hoptrace.replay.workload import Workload, parse_rate, workload
 from hoptrace.stepcost import StepCost
 
@@ -103,7 +106,7 @@ def prepare(
     kind, clients = parse_arrivals(arrivals)
     until_ns = parse_until(until)
     one_rank(trace)
-    ran = own_policy(trace.manifest)
+    ran = own_policy(trace.manifest, trace)
     base = under or ran
     asked = on_top(base.policy, policy)  # what does not go together is said before anything is read
     server = ran.server
@@ -120,11 +123,11 @@ def prepare(
     say("choosing the step cost")
     outside = overheads(trace, seen.steps, seen.residency)
 
-    def priced(own: Server, on: str | None, fitting: bool = False) -> Chosen:
+    def priced(own: Server, on: str | None, fitting: bool = False, steps: pl.DataFrame = seen.steps) -> Chosen:
         # Only what is asked for has to fit: the trace's own server may have fewer ranks than the model that is put on it.
         assert not isinstance(cost, StepCost)
         return choose(
-            cost, seen.steps, own, platform=on, model=model, recorded_on=recorded_on, manifest=trace.manifest, fitting=fitting
+            cost, steps, own, platform=on, model=model, recorded_on=recorded_on, manifest=trace.manifest, fitting=fitting
         )
 
     def room(fitting: bool) -> RoomOf:
@@ -155,6 +158,9 @@ def prepare(
         several = how["kind"] in ("roofline", "aiconfigurator", "table")
         costs = (lambda own, on: priced(own, on or platform, True).cost) if several else chosen.cost
         own_costs = (lambda own, on: priced(own, on or platform).cost) if several else chosen.cost
+        if ran.roles and how["kind"] == "fitted":
+            fitted = by_role(ran.roles, seen.steps, lambda steps: priced(server, platform, steps=steps).cost, chosen.cost)
+            costs = own_costs = fitted
         if "recorded_on" in how:
             # What was observed is held against the machine that it was observed on.
             own_costs = priced(server, None).cost
@@ -163,7 +169,7 @@ def prepare(
         more = {"platform": paths_of} | more
         return plan_of(p, server=on, work=w, costs=priced, overheads=outside, steps=seen.steps, seed=seed, **more)
 
-    own = plan(ran.policy, own_work, own_costs, room=rooms[0])
+    own = seen_as(plan(ran.policy, own_work, own_costs, room=rooms[0]), ran)
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns
 
     def plan_for(another: Policy) -> Planned:
@@ -172,7 +178,7 @@ def prepare(
         if under is not None:
             there = under.server.kv_capacity_tokens or under.server.block_count
             more |= {"on": under.server, "platform": named or under.platform, "room": None if there else rooms[1]}
-        return plan(full, asked_work, costs, **more)
+        return seen_as(plan(full, asked_work, costs, **more), base)
 
     planned = plan_for(policy)
     told = server.kv_capacity_tokens or server.block_count

@@ -400,8 +400,8 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="already there"):
         replay(parent, "one-slot", cost=COST, out=tmp_path / "log.trace")
     two = store(tmp_path / "two.trace", {"requests": parent.table("requests").collect()}, server())
-    two.manifest.servers.append(server(name="other"))
-    with pytest.raises(InputError, match="2 servers"):
+    two.manifest.servers.append(server(name="other", max_sequences=9))
+    with pytest.raises(InputError, match="2 servers differ in max_sequences"):
         predict(two, "one-slot", cost=COST)
 
 

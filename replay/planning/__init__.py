@@ -281,6 +281,9 @@ def _kind(
     if policy.split is not None and resolved.mode == "static":
         raise InputError("[split]: the trace's server batches statically, which does not go with it.", hint="Set batching.mode.")
     server = _with_ranks(resolved.on(own), ranks)
+    if role != "both":
+        # A cost measured on a split is one for each role.
+        server = server.model_copy(update={"config": {**server.config, "role": role}})
     other_ranks = ranks is not None and ranks != (own.config.get("tensor_parallel_size") or 1)
     other_platform = asked is not None and asked != platform
     cost = costs if isinstance(costs, StepCost) else costs(server, asked)

@@ -6,15 +6,18 @@ A what-if keeps all of that but for what its policy says, so that a replay can b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
 from pydantic import BaseModel, ValidationError
 
 from hoptrace.errors import InputError
 from hoptrace.manifest import Manifest, Server
+from hoptrace.reader import Trace
 from hoptrace.replay.policy.checks import problems
 from hoptrace.replay.policy.model import Policy
+from hoptrace.replay.policy.own_servers import Several, ranks_as_servers, several
 from hoptrace.replay.policy.places import Split
 
 __all__ = ["Own", "on_top", "own_policy"]
@@ -24,29 +27,37 @@ _NAME = "as-recorded"
 
 @dataclass(frozen=True)
 class Own:
-    """``policy``: what the trace ran under, over ``server``; ``platform``: of its access paths, null where it needs none."""
+    """``policy``: what the trace ran under, over ``server``; ``platform``: of its access paths, null where it needs none.
+
+    Of a recording with several servers: ``names`` in the order of a plan's engines, ``roles`` by name where they do not all
+    do the same, ``notes``: what was taken for want of knowledge.
+    """
 
     policy: Policy
     server: Server
     platform: str | None = None
+    names: tuple[str, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-def own_policy(manifest: Manifest) -> Own:
+def own_policy(manifest: Manifest, recorded: Trace | None = None) -> Own:
     """The policy and the server that a trace ran under.
 
+    ``recorded``: the trace itself; of several servers it tells more than the manifest: see
+    :mod:`hoptrace.replay.policy.own_servers`.
+
     Raises:
-        InputError: it has several servers, and no replay's policy that says how they work together.
+        InputError: it has several servers that neither are alike nor make a prefill/decode split.
     """
     servers = manifest.servers
     said = manifest.replay.policy if manifest.replay is not None else {}
     policy = _read(said)
     if policy is None:
         if len(servers) > 1:
-            names = ", ".join(s.name for s in servers)
-            raise InputError(
-                f"The trace has {len(servers)} servers ({names}) and does not tell how they share the work; a replay models one.",
-                hint="Capture or import them apart.",
-            )
+            return _several(several(servers, recorded))
+        if servers and recorded is not None and (ranks := _ranks(recorded)) > 1:
+            return _several(ranks_as_servers(servers[0], ranks))
         return Own(Policy(name=_NAME), recorded_server(servers[0]) if servers else Server(name="engine"))
     first = servers[0].model_copy(deep=True) if servers else Server(name="engine")
     if len(servers) > 1:
@@ -54,6 +65,16 @@ def own_policy(manifest: Manifest) -> Own:
     first.config.pop("role", None)
     platform = said.get("platform")
     return Own(policy, first, platform if isinstance(platform, str) else None)
+
+
+def _several(found: Several) -> Own:
+    server = recorded_server(found.server)
+    return Own(found.policy, server, None, found.names, found.roles, found.notes)
+
+
+def _ranks(recorded: Trace) -> int:
+    """Data-parallel ranks with steps of their own."""
+    return int(recorded.table("steps").select(pl.col("dp_rank").n_unique()).collect(engine="streaming").item() or 1)
 
 
 def recorded_server(server: Server) -> Server:
