@@ -148,7 +148,7 @@ def speculator(server: Server) -> str | None:
     kind = c.get("speculation") or c.get("speculation_method") or c.get("spec_type") or c.get("speculative_algorithm")
     if not kind and not c.get("draft_max") and not c.get("spec_draft_n_max"):
         return None
-    if str(kind).lower() == "none":
+    if kind is not None and str(kind).lower() == "none":
         return None
     tokens = next(
         (c[k] for k in ("speculative_tokens", "speculation_num_speculative_tokens", "spec_draft_n_max", "draft_max") if c.get(k)),
