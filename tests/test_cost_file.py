@@ -255,6 +255,20 @@ def test_the_traces_own_steps_set_the_speed_and_that_is_said(path: Path) -> None
     assert few.how["speed"] == 1.0
 
 
+def test_steps_beyond_the_cost_say_nothing_of_the_machine(path: Path) -> None:
+    import polars as pl
+
+    far = _steps(3.0).with_columns(decode_requests=pl.lit(9))  # the file saw up to eight
+    assert use(str(path), SERVER, far).how["speed"] == 1.0
+    assert use(str(path), SERVER, pl.concat([far, _steps(1.25)], how="vertical_relaxed")).how["speed"] == 1.25
+
+
+def test_a_speed_that_no_mood_explains_is_doubted(path: Path) -> None:
+    got = use(str(path), SERVER, _steps(1.8))
+    assert got.notes[1] == "That is more than one machine's speed drifts by: is it the machine that the cost was measured on?"
+    assert len(use(str(path), SERVER, _steps(1.4)).notes) == 1
+
+
 def test_stalls_that_the_cost_is_without_are_no_slower_machine(path: Path) -> None:
     """The steps of the capture itself, stalls and all, set the speed to 1: a replay draws the stalls from the residuals."""
     stalled = _steps(1.2)  # a fifth of the time, say, is stalls

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from hoptrace.comparison import speed
@@ -16,7 +17,7 @@ from hoptrace.manifest import Server
 from hoptrace.replay.calibration.cost_file import CostFile, read_cost_file
 from hoptrace.replay.calibration.held import FEWEST, usable
 from hoptrace.replay.overheads import Overheads
-from hoptrace.stepcost import StepCost
+from hoptrace.stepcost import FEATURES, StepCost, features_array
 
 __all__ = ["Used", "merged", "scaled", "use"]
 
@@ -29,6 +30,8 @@ _SIZES = (
 # Settings that change how long equal steps take: said by name where they differ.
 _SETTINGS = ("engine_version", "weight_bytes", "kv_dtype")
 _CONFIG = ("dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "enforce_eager", "n_gpu_layers", "threads")
+_ANOTHER = 1.5
+"""A shared machine was seen to differ by 10 to 40 % from run to run."""
 _HINT = "Write --cost file:cost.json, or file:cost.json,speed=1.1 (trace, measured, or a number)."
 
 
@@ -54,9 +57,9 @@ def use(
 ) -> Used:
     """The cost file that ``text`` names: ``PATH[,speed=trace|measured|NUMBER]``.
 
-    By ``trace``, the default, the costs are scaled so that the trace's own steps take as long in sum as they did, where it has
-    20 or more: the machine was faster or slower when the trace was recorded than when the cost was measured. ``measured``
-    leaves them; a number is how many times as long steps take.
+    By ``trace``, the default, the costs are scaled so that the trace's own steps take as long in sum as they did, where 20 or
+    more of them lie within what the cost was measured on: the machine was faster or slower when the trace was recorded.
+    ``measured`` leaves them; a number is how many times as long steps take.
 
     Args:
         server: the trace's. steps: the trace's, or null. model, platform: what was asked for. recorded_on: platform of the trace.
@@ -72,8 +75,8 @@ def use(
     if isinstance(factor, float):
         applied, told = factor, f"{factor:g} times as long, as asked for"
     elif factor == "trace":
-        known = usable(steps) if steps is not None and steps.height else None
-        found = speed(known, cost) if known is not None and known.height >= FEWEST else None
+        known = _comparable(steps, cost)
+        found = speed(known, cost) if known.height >= FEWEST else None
         if found is not None:
             # Both sides with their stalls, which the cost is without: a replay draws the cost's.
             found /= content.stalls
@@ -84,6 +87,8 @@ def use(
                     f"The trace's steps took {slower} than {path.name} says of such steps; its costs are scaled by {found:.3f} "
                     "(speed=measured leaves them as they are)."
                 )
+            if not 1 / _ANOTHER <= found <= _ANOTHER:
+                notes.append("That is more than one machine's speed drifts by: is it the machine that the cost was measured on?")
     cost = replace(scaled(cost, applied), notes=(*notes, *_from(path, content), *cost.notes))
     how = {"kind": "file", "file": path.name, "made_utc": content.made_utc, "measured_on": _where(content),
            "captures": [c.get("trace") for c in content.captures], "speed": round(applied, 6), "speed_from": told}  # fmt: skip
@@ -94,6 +99,21 @@ def use(
     if server.kv_capacity_tokens or server.block_count:
         sized = {k: v for k, v in sized.items() if k not in ("kv_capacity_tokens", "block_count")}
     return Used(cost, how, server.model_copy(update=sized), content.outside, tuple(notes))
+
+
+def _comparable(steps: pl.DataFrame | None, cost: StepCost) -> pl.DataFrame:
+    """The trace's steps that tell how fast the machine was: those within what the cost was measured on, since of others the
+    extrapolation would be taken for the machine; all, where the cost does not say what it was measured on."""
+    if steps is None or not steps.height:
+        return pl.DataFrame()
+    known = usable(steps)
+    features = features_array(known)
+    within = np.ones(known.height, dtype=bool)
+    for i, name in enumerate(FEATURES):
+        if name in cost.domain:
+            low, high = cost.domain[name]
+            within &= (features[:, i] == 0) | ((features[:, i] >= low) & (features[:, i] <= high))
+    return known.filter(pl.Series(within))
 
 
 def scaled(cost: StepCost, factor: float) -> StepCost:
