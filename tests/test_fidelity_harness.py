@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -340,15 +341,29 @@ def _run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Co
     return subprocess.run(words, capture_output=True, text=True, env=os.environ | (env or {}), timeout=120, check=False)
 
 
-def test_mistakes_are_told_in_a_sentence(recipe: Path, tmp_path: Path) -> None:
-    done = _run(recipe, "-o", tmp_path / "o", "--only", "big")
-    assert done.returncode == 2 and done.stderr == "Error: There is no cell 'big' in the recipe.\nHint: There are: tiny.\n"
-    recipe.write_text(TINY.replace("llamacpp", "vllm").replace("parallel", "max-num-seqs"))
-    done = _run(recipe, "-o", tmp_path / "o", env={"HOPTRACE_VLLM_PYTHON": ""})
-    assert done.returncode == 4 and "HOPTRACE_VLLM_PYTHON names no Python that has vLLM." in done.stderr
+def test_mistakes_are_told_in_a_sentence(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("fidelity_run", FIDELITY / "run.py")
+    assert spec and spec.loader
+    command = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def told(*arguments: str) -> tuple[int, str]:
+        return command.main([str(recipe), "-o", str(tmp_path / "o"), *arguments]), capsys.readouterr().err
+
+    assert told("--only", "big") == (2, "Error: There is no cell 'big' in the recipe.\nHint: There are: tiny.\n")
     recipe.write_text(TINY.replace("parallel = 2", "cache-type-k = 'q7'"))
-    done = _run(recipe, "-o", tmp_path / "o", "--no-table")
-    assert done.returncode == 4 and "invalid choice: 'q7'" in done.stderr and "Traceback" not in done.stderr
+    code, words = told("--no-table")
+    assert code == 4 and "invalid choice: 'q7'" in words and "Hint: Its log is" in words
+    recipe.write_text(TINY.replace("llamacpp", "vllm").replace("parallel", "max-num-seqs").replace("cells.tiny", "cells.other"))
+    monkeypatch.delenv("HOPTRACE_VLLM_PYTHON", raising=False)
+    code, words = told()
+    assert code == 4 and "HOPTRACE_VLLM_PYTHON names no Python that has vLLM." in words
+    monkeypatch.setenv("HOPTRACE_VLLM_PYTHON", "/nowhere/python")
+    code, words = told()
+    assert code == 4 and "HOPTRACE_VLLM_PYTHON is /nowhere/python, and that is not there." in words
 
 
 @pytest.mark.server
