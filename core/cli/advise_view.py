@@ -95,10 +95,10 @@ def show(advice: Advice, trace: Path, rate: str) -> None:
     if advice.idle:
         console.print(f"Tried without gain: {_idle(advice)}.", markup=False)
     _type_it(advice, line)
-    titles = {"now": "To prove it, with the flags as they are now:", "changed": "With that typed:"}
-    for step in proof(advice, trace, rate):
+    titles = {"now": "with the flags as they are now:", "changed": "with that typed:"}
+    for i, step in enumerate(proof(advice, trace, rate)):
         if step["flags"]:
-            line(titles[step["flags"]])
+            line(f"{'then ' if i else 'To prove it, '}{titles[step['flags']]}".capitalize())
         line(f"  {step['command']}")
     idle = [x for x in advice.left if x.kind == "cannot matter"]
     if idle:

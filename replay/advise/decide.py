@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hoptrace.replay.advise.model import Verdict
+from hoptrace.replay.advise.model import Outlook, Verdict
 from hoptrace.replay.advise.objective import Objective, name_of
 
 __all__ = [
-    "CHANGE", "KEEP", "LEAST_GAIN", "MOST_BEYOND", "MOST_OFF", "TRY", "Decision", "acceptable", "decide", "plain_gain",
-    "range_of",
+    "CHANGE", "KEEP", "LEAST_GAIN", "MOST_BEYOND", "MOST_OFF", "TOO_DEAR", "TRY", "Decision", "acceptable", "decide",
+    "plain_gain", "range_of",
 ]  # fmt: skip
 
 CHANGE, TRY, KEEP = "change", "try", "keep"
@@ -26,6 +26,8 @@ _AS_GOOD = 0.02
 _FAR_MORE = 0.05
 _GUARD = 1.02
 """Of several figures of an objective none may become worse by more."""
+TOO_DEAR = 2.0
+"""What makes another figure this many times as bad is not advised, but for goodput, whose limits say what matters."""
 _NEEDS = 3
 
 
@@ -73,11 +75,24 @@ def _beyond_doubt(far: Verdict | None, near: Verdict) -> bool:
 
 
 def acceptable(objective: Objective, v: Verdict) -> bool:
-    """Whether it gains beyond doubt, at nobody's cost in the objective's own figures."""
+    """Whether it gains beyond doubt, at no cost in the objective's own figures and a bearable one in the others."""
     if v.gain is None or v.gain < LEAST_GAIN or v.lost or (v.low is not None and v.low <= 0):
+        return False
+    if objective.name != "goodput" and _dear(v):
         return False
     held = [v.figures.get(name_of(key)) for key in objective.keys] if len(objective.keys) > 1 else []
     return all(o is None or o.ratio is None or o.ratio <= _GUARD for o in held)
+
+
+def _dear(v: Verdict) -> bool:
+    return any(_times_as_bad(name, o) >= TOO_DEAR for name, o in v.figures.items())
+
+
+def _times_as_bad(name: str, o: Outlook) -> float:
+    """How many times as bad a figure becomes at the middle of the draws; 1 where that is not known."""
+    if o.ratio is None or o.ratio <= 0:
+        return 1.0
+    return 1 / o.ratio if name == name_of(("throughput", "")) else o.ratio
 
 
 def _covered(v: Verdict) -> bool:
@@ -139,6 +154,9 @@ def _keep(objective: Objective, verdicts: Sequence[Verdict], tried: int, cost: s
     if best is None or (best.gain or 0) <= 0:
         alone = " with what the server has" if any(v.needs for v in verdicts) else ""
         return f"Keep the flags as they are: none of {tried} changes tried betters {objective.words}{alone}."
+    if best.sure and objective.name != "goodput" and _dear(best):
+        worst = best.worse[0] if best.worse else "another figure twice as bad"
+        return f"Keep the flags as they are: {best.text} would bring {objective.words} {_reach(objective, best)}, but at {worst}."
     said = f"{best.text} comes to {_reach(objective, best)}"
     return f"Keep the flags as they are: no change of {tried} tried betters {objective.words} beyond doubt; {said}."
 
