@@ -137,7 +137,7 @@ def _sources(case: Judged) -> Any:
 def _table(first: str, *names: str) -> Any:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column(first, no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -165,7 +165,9 @@ def _floor(f: Figure) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"×{ratio:.3f}"
+    if ratio is None:
+        return "unknown"
+    return f"×{ratio:.3f}" if ratio < 10 else f"×{ratio:.2f}" if ratio < 100 else f"×{ratio:.0f}"
 
 
 def _note(console: Console, note: str, said: set[str]) -> None:
