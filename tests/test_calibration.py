@@ -209,7 +209,7 @@ def test_a_what_if_beyond_says_how_much_rests_on_what_and_what_would_help() -> N
         "URL would measure decoders in a step up to 12."
     )
     wider = coverage([_domain(SEEN, _asked(*[(0, 0, 0, 8, 100)] * 3, (0, 0, 0, 12, 100)))], Server(name="s", max_sequences=16))
-    assert wider.remedy == "Hoptrace calibrate --probe URL would measure decoders in a step up to 12."
+    assert wider.remedy == "hoptrace calibrate --probe URL would measure decoders in a step up to 12."
 
 
 def test_mostly_beyond_is_not_covered_and_the_dearest_comes_first() -> None:

@@ -150,4 +150,4 @@ def _remedy(beyond: tuple[Beyond, ...], server: Server | None) -> str:
     which = f"hoptrace calibrate --probe URL would measure {', '.join(within)}"
     if first:
         return f"Start the server with {' and '.join(first)}; then {which}."
-    return f"{which[0].upper()}{which[1:]}."
+    return f"{which}."
