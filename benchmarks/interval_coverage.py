@@ -1,8 +1,8 @@
 """How often a real run lies within a what-if's 90 % interval.
 
-    python benchmarks/interval_coverage.py                      # a server of known cost on a drifting machine, 60 cells; the captures here
+    python benchmarks/interval_coverage.py                  # a server of known cost on a drifting machine; the captures here
     python benchmarks/interval_coverage.py --cells 200 --drift 0.15
-    python benchmarks/interval_coverage.py A.trace:B.trace ...  # A's what-if of B's policy against B; A.trace alone: its own policy
+    python benchmarks/interval_coverage.py A.trace:B.trace  # A's what-if of B's policy against B; A.trace alone: its own policy
 
 A cell of the known server: a run under one policy is recorded, another policy is predicted from it, and run too, right after.
 Printed: NAME: VALUE %, the share of cells whose run lies within; and how wide the intervals were (median of high ÷ low).

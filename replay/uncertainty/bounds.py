@@ -14,6 +14,7 @@ __all__ = ["bounds"]
 
 _MANY = 19
 """Draws from which on 90 % lie between two of them: fewer have no 5 % quantile."""
+_FARTHEST = 600.0  # |ln|: what a float can hold
 
 
 def bounds(draws: Sequence[float], level: float, point: float | None = None) -> Interval | None:
@@ -36,7 +37,9 @@ def bounds(draws: Sequence[float], level: float, point: float | None = None) -> 
         y = np.log(x) if logs else x
         reach = _student(n - 1, 1 - tail) * float(y.std(ddof=1)) * math.sqrt(1 + 1 / n)
         low, high = (float(y.mean()) - reach, float(y.mean()) + reach)
-        low, high = (math.exp(low), math.exp(high)) if logs else (max(low, 0.0), high)
+        if logs:
+            low, high = (float(v) for v in np.exp(np.clip([low, high], -_FARTHEST, _FARTHEST)))
+        low = max(low, 0.0)
     if point is not None and math.isfinite(point):
         low, high = min(low, point), max(high, point)
     return Interval(low, high)

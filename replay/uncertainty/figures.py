@@ -77,7 +77,7 @@ class Lens:
         at = np.searchsorted(seen["request"].to_numpy(), work.request)
         later = seen["arrival_of"].is_in(["intended", "sent"]).fill_null(False).to_numpy()[at]
         # Queueing counts from the first of these that the parent's rows show (rows.requests leaves out the others).
-        self._queued, self._received = parent.queued, parent.received & later
+        self._queued, self._passes, self._received = parent.queued, parent.between, parent.received & later
 
     def watch(self, plan: Plan) -> Watch:
         """A sink for one run."""
@@ -88,10 +88,13 @@ class Lens:
         work = self._work
         t = times(work, outcome, overheads)
         done = (t["status"] == DONE).to_numpy()
-        ns = {c: t[c].cast(pl.Float64).fill_null(np.nan).to_numpy() for c in (
-            "arrival_ns", "received_ns", "queued_ns", "scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns",
+        # From the first arrival on: at the size of a wall clock a float64 is a hundred ns off.
+        origin = int(work.arrival_ns[0]) if work.n else 0
+        ns = {c: (t[c] - origin).cast(pl.Float64).fill_null(np.nan).to_numpy() for c in (
+            "arrival_ns", "received_ns", "queued_ns", "looked_ns", "scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns",
         )}  # fmt: skip
-        since = ns["queued_ns"] if self._queued else np.where(self._received, ns["received_ns"], ns["arrival_ns"])
+        queued = np.fmax(ns["queued_ns"], ns["looked_ns"]) if self._passes else ns["queued_ns"]
+        since = queued if self._queued else np.where(self._received, ns["received_ns"], ns["arrival_ns"])
         more = np.where(work.output_tokens > 1, work.output_tokens - 1, np.nan)
         each = {
             "ttft": ns["first_token_ns"] - ns["arrival_ns"],

@@ -11,39 +11,62 @@ import polars as pl
 from hoptrace.comparison import COMPOSITION
 from hoptrace.errors import InputError
 from hoptrace.stepcost import FEATURES, StepCost, features_array, fit
+from hoptrace.stepcost_curve import curve
+from hoptrace.stepcost_robust import robust
 
-__all__ = ["FITS", "applied", "from_covariance", "refitted", "slower"]
+__all__ = ["FORMS", "applied", "from_covariance", "refitted", "slower"]
 
-FITS = 12
-"""Fits at most; more draws take turns with them."""
+FORMS = 4
+"""Fits that choose their features anew; the other draws are fitted in these forms, and in the cost's own, in turns."""
 _BLOCKS = 30
-_STEPS = 2_000
 _ATTENTION = FEATURES.index("prefill_attention")
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def refitted(steps: pl.DataFrame, n: int, rng: np.random.Generator) -> list[StepCost]:
-    """Step costs of ``n`` fits (:data:`FITS` at most, fewer of over 2,000 steps) to the steps redrawn in thirty contiguous
-    blocks, as the fit's own bootstrap draws them. Each chooses its features anew, so that what the data hardly tells (a feature
-    that was just left out) is doubted too, most where a what-if leaves the domain. Empty where the redrawn steps cannot be
-    fitted."""
+    """``n`` step costs, each fitted to the steps redrawn in thirty contiguous blocks, as the fit's own bootstrap draws them.
+
+    Some choose their features anew, and whether decoders follow a curve, and the others are fitted in the forms that these found:
+    so what the data hardly tells (a feature that was just left out) is doubted too, most where a what-if leaves the domain.
+    Fewer than ``n``, or none, where the redrawn steps cannot be fitted.
+    """
     frame = steps.drop_nulls(COMPOSITION).filter(pl.col("end_ns") > pl.col("start_ns")).sort("start_ns")
-    if not frame.height:
-        return []
-    parts = np.array_split(np.arange(frame.height), min(_BLOCKS, frame.height))
-    fits = max(4, min(n, FITS, FITS * _STEPS // frame.height))
+    parts = np.array_split(np.arange(frame.height), min(_BLOCKS, max(frame.height, 1)))
+    forms: list[StepCost] = []
     found = []
-    for _ in range(min(n, fits)):
-        index = np.concatenate([parts[i] for i in rng.integers(0, len(parts), len(parts))])
-        drawn = frame[index]
+    for i in range(n if frame.height else 0):
+        drawn = frame[np.concatenate([parts[j] for j in rng.integers(0, len(parts), len(parts))])]
         took = (drawn["end_ns"] - drawn["start_ns"]).to_numpy()
         begin = np.concatenate([[0], np.cumsum(took[:-1])])
         drawn = drawn.with_columns(pl.Series("start_ns", begin), pl.Series("end_ns", begin + took))
         try:
-            found.append(fit(drawn))
+            if i < FORMS:
+                forms.append(fit(drawn))
+                found.append(forms[-1])
+            elif forms and (again := _in_form(drawn, forms[i % len(forms)])) is not None:
+                found.append(again)
         except InputError:  # too few usable steps among those drawn
             continue
     return found
+
+
+def _in_form(steps: pl.DataFrame, form: StepCost) -> StepCost | None:
+    """A step cost with the features of ``form``, and a curve of decoders where it has one."""
+    known = steps.filter(pl.col("prefill_tokens") + pl.col("decode_requests") > 0)
+    x = features_array(known).astype(np.float64)
+    x[:, _ATTENTION] /= 1000
+    y = (known["end_ns"] - known["start_ns"]).to_numpy().astype(np.float64)
+    columns = [i for i, f in enumerate(FEATURES) if f in form.coefficients_ps]
+    beta, pieces = np.zeros(len(FEATURES)), form.pieces
+    if pieces:
+        bent = curve(x, y, columns)
+        if bent is None:
+            return None
+        beta, pieces = bent.beta, (bent.piece(),)
+    else:
+        beta[columns], _ = robust(x[:, columns], y)
+    ps = {f: round(b * 1000) for f, b in zip(FEATURES, beta, strict=True) if round(b * 1000) > 0}
+    return replace(form, coefficients_ps=ps, pieces=pieces)
 
 
 def from_covariance(cost: StepCost, steps: pl.DataFrame, n: int, rng: np.random.Generator) -> list[StepCost]:

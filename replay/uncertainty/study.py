@@ -13,7 +13,7 @@ from hoptrace.replay.overheads import Overheads, overheads
 from hoptrace.replay.prepare import Prepared
 from hoptrace.replay.setting import Ints
 from hoptrace.replay.uncertainty.outside import halves
-from hoptrace.replay.uncertainty.parameters import from_covariance, refitted
+from hoptrace.replay.uncertainty.parameters import FORMS, from_covariance, refitted
 from hoptrace.replay.uncertainty.residuals import Blocks, blocks
 from hoptrace.replay.uncertainty.speed import drift_sd
 from hoptrace.stepcost import StepCost, fit
@@ -88,7 +88,9 @@ class Study:
         if p.how.get("kind") == "fitted" and self._is_of(p.seen.steps):
             found = refitted(p.seen.steps, n, rng)
             if found:
-                self.sources.append(f"step cost: {len(found)} fits to redrawn steps, features chosen anew")
+                self.sources.append(
+                    f"step cost: {len(found)} fits to redrawn steps, in {min(FORMS, len(found))} choices of features"
+                )
                 return found
         found = from_covariance(self.base, p.seen.steps, n, rng)
         if found:
