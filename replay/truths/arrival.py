@@ -24,8 +24,10 @@ def ready_ns(recorded: Recorded, work: Workload, measured: Overheads) -> _Ints:
     """When the engine could begin with each request of ``work``, by position.
 
     The engine's own stamp (``queued_ns``) plus the measured time from there until it could begin; where there is none, the last
-    stamp before the engine plus the measured times of the rest of the way. Never later than the start of the first step that had
-    the request: by then it was there.
+    stamp before the engine plus the measured times of the rest of the way. An engine that takes requests between two steps stamps
+    those then that came during a step. All that is told of them is that they came after that step's start and before the stamp:
+    there the measured way in stands, within those bounds, and their order is that of the stamps. Never later than the start of
+    the first step that had the request: by then it was there.
     """
     told = pl.DataFrame({"request": work.request}).join(recorded.times, on="request", how="left", maintain_order="left")
     rest = {
@@ -35,9 +37,51 @@ def ready_ns(recorded: Recorded, work: Workload, measured: Overheads) -> _Ints:
         "arrival": measured.before_ns,
     }
     added = told["told_by"].replace_strict(rest, default=0, return_dtype=pl.Int64)
-    found = told.select(pl.min_horizontal(pl.col("there_ns") + added, pl.max_horizontal("first_ns", "arrival_ns")))
+    there = pl.Series("there_ns", _within_steps(recorded, told, measured))
+    latest = pl.max_horizontal("first_ns", "arrival_ns")
+    found = told.with_columns(there).select(pl.min_horizontal(pl.col("there_ns") + added, latest))
     ready: _Ints = found.to_series().to_numpy().copy()
     return ready
+
+
+def _within_steps(recorded: Recorded, told: pl.DataFrame, measured: Overheads) -> _Ints:
+    """``there_ns``, of those that came during a step and were stamped after it: when they came, as far as it is told."""
+    there: _Ints = told["there_ns"].to_numpy().copy()
+    way = (
+        pl.when(pl.col("received_ns").is_not_null()).then(pl.col("received_ns") + measured.received_to_enqueued_ns)
+        .when(pl.col("sent_ns").is_not_null())
+        .then(pl.col("sent_ns") + measured.sent_to_received_ns + measured.received_to_enqueued_ns)
+        .otherwise(pl.col("arrival_ns") + measured.arrival_to_received_ns + measured.received_to_enqueued_ns)
+    )  # fmt: skip
+    seen = pl.coalesce("received_ns", "sent_ns", "arrival_ns")
+    by_way, came = (told.select(x).to_series().to_numpy() for x in (way, seen))
+    mine = (told["told_by"] == "engine").to_numpy()
+    on = _engine_of(recorded, told["request"].to_list())
+    for e, steps in enumerate(recorded.engines):
+        at = np.flatnonzero(mine & (on == e))
+        if not len(at) or not len(steps.number) or recorded.inferred:
+            continue
+        before = np.searchsorted(steps.end_ns, there[at], side="right") - 1  # the last step that had ended at the stamp
+        start, end = steps.start_ns[np.maximum(before, 0)], steps.end_ns[np.maximum(before, 0)]
+        following = np.searchsorted(steps.start_ns, there[at], side="left") - 1 == before  # stamped in no step
+        during = following & (before >= 0) & (came[at] < end)
+        guess = np.clip(by_way[at], start + 1, there[at])
+        there[at] = np.where(during, guess, there[at])
+        # Those stamped first stay first.
+        order = at[np.lexsort((at, told["there_ns"].to_numpy()[at]))]
+        there[order] = np.maximum.accumulate(there[order])
+    return there
+
+
+def _engine_of(recorded: Recorded, requests: list[int]) -> _Ints:
+    """The engine of each request's first stay; −1: not told."""
+    first = recorded.trace.table("stages").sort("request", "attempt", "stage").group_by("request").first()
+    place = {r: (s, d or 0) for r, s, d in first.select("request", "server", "dp_rank").collect().iter_rows()}
+    names = {(e.name, e.dp_rank): i for i, e in enumerate(recorded.plan.engines)}
+    found = [place.get(r) for r in requests]
+    only = 0 if len(recorded.plan.engines) == 1 else -1
+    engines = [only if p is None else recorded.places.get(p, names.get((str(p[0]), p[1]), only)) for p in found]
+    return np.array(engines, dtype=np.int64)
 
 
 def timed(work: Workload, ready: _Ints, before_ns: int) -> Workload:
@@ -67,14 +111,8 @@ class Assigned:
     """A router that sends each request where the recording sent it; others to the first engine."""
 
     def __init__(self, recorded: Recorded, work: Workload) -> None:
-        names = {(e.name, e.dp_rank): i for i, e in enumerate(recorded.plan.engines)}
-        first = recorded.trace.table("stages").sort("request", "attempt", "stage").group_by("request").first()
-        self._engine: dict[int, int] = {}
-        told = {r: (s, d or 0) for r, s, d in first.select("request", "server", "dp_rank").collect().iter_rows()}
-        for position, request in enumerate(work.request.tolist()):
-            place = told.get(request)
-            if place is not None:
-                self._engine[position] = recorded.places.get(place, names.get((str(place[0]), place[1]), 0))
+        engines = _engine_of(recorded, work.request.tolist()).tolist()
+        self._engine = {position: e for position, e in enumerate(engines) if e >= 0}
 
     def choose(self, request: RequestView, engines: Sequence[EngineView], draw: Draw) -> int:
         """See :class:`hoptrace.replay.plain.parts.Router`."""
