@@ -116,4 +116,5 @@ class Assigned:
 
     def choose(self, request: RequestView, engines: Sequence[EngineView], draw: Draw) -> int:
         """See :class:`hoptrace.replay.plain.parts.Router`."""
-        return min(self._engine.get(request.number, 0), len(engines) - 1)
+        at: int = self._engine.get(request.number, 0)
+        return min(at, len(engines) - 1)
