@@ -109,7 +109,7 @@ def _shared_host(a: Trace, b: Trace) -> list[str]:
         return []
     return [
         f"{most} servers of {b.name} ran on one host, those of {a.name} did not: what they take from each other (cores, memory "
-        "bandwidth) is not in the step cost."
+        "bandwidth) is not in the step cost. If they share cores or a device, the prediction is far too good."
     ]
 
 
