@@ -34,5 +34,5 @@ def errors(frame: pl.DataFrame, names: list[str]) -> alt.LayerChart:
         ),
     )  # fmt: skip
     zero = alt.Chart(pl.DataFrame({"zero": [0.0]})).mark_rule(color=GREY).encode(x="zero:Q")
-    chart: alt.LayerChart = alt.layer(noise, zero, spread, points).properties(height=22 * max(1, len(names)) + 40)
-    return chart
+    height = 22 * max(1, len(names)) + 40
+    return alt.LayerChart(layer=[noise, zero, spread, points], height=height)
