@@ -414,7 +414,7 @@ def _row(i: int, policy: str, errors: dict[str, float], noise: float | None = No
         }
         for m, s in FIGURES
     }  # fmt: skip
-    count = {"observed": 100, "predicted": more.get("cached", 100)}
+    count = {"observed": 100, "predicted": more.get("cached", 100), "requests": 9, "equal_requests": more.get("equal", 9)}
     terms = {
         "steps": {"equal_share": 0.9, "error_pct": 1.0},
         "cached_tokens": count,
@@ -435,12 +435,12 @@ def test_a_cell_is_the_median_of_its_rounds_and_not_measured_beyond_the_noise() 
     own, other = (summary(p, "a", ROWS, 2, "all") for p in ("a", "b"))
     assert own["figures"]["e2e p50"] == {
         "error_pct": {"median": 1.0, "low": -9.0, "high": 1.5}, "at_speed_pct": None, "noise_pct": 4.0, "target_pct": 2,
-        "verdict": "met",
+        "verdict": "met", "beyond_noise": False,
     }  # fmt: skip
     assert other["figures"]["e2e p50"]["error_pct"] == {"median": 0.25, "low": -2.0, "high": 2.5}
     assert other["figures"]["e2e p95"] | {"at_speed_pct": 0} == {
         "error_pct": {"median": 6.75, "low": 6.5, "high": 7.0}, "at_speed_pct": 0, "noise_pct": 4.0, "target_pct": 6,
-        "verdict": "missed",
+        "verdict": "missed", "beyond_noise": False,
     }  # fmt: skip
     # A floor of exactly twice the target is still measured (throughput: 2 %), one above it is not.
     assert other["figures"]["throughput output tokens"]["verdict"] == "met"
@@ -460,10 +460,57 @@ def test_the_table_shows_what_was_missed_and_what_was_left_out() -> None:
     cells = {"c": cell, "d": cell | {"use": "develop"}}
     whole = overall(cells, "report")
     assert whole["changed"]["cells"] == ["c b"] and whole["changed"]["covered"] == [7, 14]
-    assert whole["changed"]["figures"]["e2e p95"] == {"error_pct": 6.75, "cells": 1, "not_measured": 0, "met": 0}
+    assert whole["changed"]["figures"]["e2e p95"] == {
+        "error_pct": 6.75, "cells": 1, "not_measured": 0, "beyond_noise": 0, "met": 0,
+    }  # fmt: skip
     text = markdown({"cells": cells, "overall": {"report": whole, "develop": overall(cells, "develop")}})
     assert text.index("## Cells to report") < text.index("## Cells that were developed on")
     assert "| c | b | 2 | +0.2 (-2.0 … +2.5) ± 4.0 | +6.8 (+6.5 … +7.0) ± 4.0 ! | +0.0 ± 4.0 | +0.0 ± 4.0 |" in text
     assert "e2e p95 6.8 % (0 of 1 met)" in text and "Within the 90 % interval: 7 of 14 figures (50%)." in text
     assert "c left out: b, round 2: void: others took 30.0% of the servers' cores." in text
     assert "100, 100; 100, 99" in text
+
+
+def test_what_noise_hides_is_counted_and_an_error_beyond_it_is_marked() -> None:
+    """Twice the target is 6 %: of a floor of 8 % nothing is judged, but 30 % off is no luck of it."""
+    rows = [_row(0, "a", {}, noise=8.0), _row(0, "b", {"e2e p50": -30.0, "tpot p50": 10.9}, sign="right", covered=True)]
+    b = summary("b", "a", rows, 2, "all")
+    found = {n: (f["verdict"], f["beyond_noise"]) for n, f in b["figures"].items() if n in ("e2e p50", "tpot p50")}
+    assert found == {"e2e p50": ("not measured", True), "tpot p50": ("not measured", False)}
+    cells = {
+        "c": {"use": "report", "policies": {"a": summary("a", "a", rows, 2, "all"), "b": b}, "gauges": {"foreign_share": None}}
+    }
+    whole = overall(cells, "report")
+    assert whole["changed"]["figures"]["e2e p50"] == {
+        "error_pct": None, "cells": 0, "not_measured": 1, "beyond_noise": 1, "met": 0,
+    }  # fmt: skip
+    text = markdown({"cells": cells, "overall": {"report": whole}})
+    assert "| -30.0 ± 8.0 ?! |" in text and "| +10.9 ± 8.0 ? |" in text
+    assert "e2e p50 not measured, 1 beyond target and floor; e2e p95 0.0 % (1 of 1 met); " in text
+    # Beside cells that are judged, those that are not are counted too.
+    quiet = summary("b", "a", [_row(0, "a", {}, noise=1.0), _row(0, "b", {"e2e p50": 2.0})], 2, "all")
+    some = {"c": cells["c"], "d": {**cells["c"], "policies": {"b": quiet}}}
+    text = markdown({"cells": some, "overall": {"report": overall(some, "report")}})
+    assert "e2e p50 2.0 % (1 of 1 met; 1 not measured, of these 1 beyond target and floor)" in text
+
+
+def test_unknown_cached_tokens_are_not_exact_and_equal_sums_of_other_requests_neither() -> None:
+    def cached(**of: Any) -> Any:
+        row = _row(0, "a", {})
+        row["own_terms"]["cached_tokens"] |= of
+        return summary("a", "a", [row], 2, "all")["cached_exact"]
+
+    assert cached() is True and cached(equal_requests=7) is False and cached(predicted=99) is False
+    assert cached(observed=None, predicted=None, requests=0, equal_requests=0) is None
+    cell = {
+        "use": "report",
+        "policies": {"a": summary("a", "a", [_row(0, "a", {})], 2, "all")},
+        "gauges": {"foreign_share": None},
+    }
+    unknown = [_row(0, "a", {})]
+    unknown[0]["own_terms"]["cached_tokens"] = {"observed": None, "predicted": None, "requests": 0, "equal_requests": 0}
+    cells = {"c": cell, "d": cell | {"policies": {"a": summary("a", "a", unknown, 2, "all")}}}
+    whole = overall(cells, "report")
+    assert whole["own"]["cached_exact"] == [1, 1]
+    text = markdown({"cells": cells, "overall": {"report": whole}})
+    assert "Cached tokens exact in 1 of 1 that tell." in text and "| unknown, unknown |" in text

@@ -38,6 +38,8 @@ class Case:
         at_speed: the same with every step cost multiplied by :func:`hoptrace.analysis.fidelity.speed.machine_speed` of the two
             recordings; null where that is not known.
         truths: replays with recorded truth put in, in the order to show, the one with none first.
+        domains: for each step cost of the prediction where its steps leave what it was measured on; empty: the study's one cost
+            made them all.
         remedy: what would measure the steps that lie outside the step cost's domain; null where there is nothing to measure.
         notes: what the replay says of itself.
     """
@@ -46,6 +48,7 @@ class Case:
     predicted: Trace
     at_speed: Trace | None = None
     truths: tuple[Truth, ...] = ()
+    domains: tuple[Domain, ...] = ()
     remedy: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -207,7 +210,7 @@ def study(
         at_speed = None if case.at_speed is None else compare(case.observed, case.at_speed)
         between = None if first else matched(own.observed, case.observed)
         a, b = own.observed, case.observed
-        beyond, domain = _domain(case.predicted, cost)
+        beyond, domain = _domain(case, cost)
         judged.append(
             Judged(
                 trace=b.name,
@@ -243,10 +246,18 @@ def _said(trace: Trace) -> list[str]:
     return found
 
 
-def _domain(predicted: Trace, cost: StepCost | None) -> tuple[float | None, list[str]]:
-    if cost is None:
+def _domain(case: Case, cost: StepCost | None) -> tuple[float | None, list[str]]:
+    domains = case.domains
+    if not domains:
+        if cost is None:
+            return None, []
+        domains = (Domain(cost),)
+        domains[0].add(steps_of(case.predicted).steps)
+    whole, outside = (sum(d.step_ns[i] for d in domains) for i in (0, 1))
+    if not whole or not all(d.known for d in domains):
         return None, []
-    domain = Domain(cost)
-    domain.add(steps_of(predicted).steps)
-    whole, outside = domain.step_ns
-    return outside / whole if domain.known and whole else None, domain.sentences()
+    # The last sentence of each is on the time of its own steps.
+    said = [s for d in domains for s in (d.sentences() if len(domains) == 1 else d.sentences()[:-1])]
+    if said and len(domains) > 1:
+        said.append(f"{100 * outside / whole:.0f} % of the replay's step time rests on extrapolated step costs.")
+    return outside / whole, list(dict.fromkeys(said))

@@ -129,7 +129,7 @@ def _noise(bases: dict[str, list[Trace]]) -> dict[str, Any]:
     pairs = [compare(a, b) for same in bases.values() for a, b in combinations(same, 2)]
     for m in METRICS:
         for s in STATISTICS:
-            values = [abs(c.get(m, s).error_pct or 0) for c in pairs]
+            values = [abs(e) for c in pairs if (e := c.get(m, s).error_pct) is not None]
             if values:
                 found.setdefault(m, {})[s] = {"median": round(statistics.median(values), 3), "most": round(max(values), 3)}
     return found | {"pairs": len(pairs)}
@@ -144,7 +144,7 @@ def _ms(ns: float | None) -> float | None:
 
 
 def lines(found: dict[str, Any]) -> str:
-    """The table for the screen: errors in % at seed 0, with the range over the seeds."""
+    """The table for the screen: mean error in % over the seeds, with its range."""
     out = []
     for r in found["rows"]:
         out.append(f"{r['cell']} {r['policy']}: {r['requests']} requests, {r['steps']} steps ({r['steps_predicted']} predicted)")

@@ -7,12 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from hoptrace.analysis.fidelity.study import Case, Study
     from hoptrace.manifest import Server
     from hoptrace.reader import Trace
+    from hoptrace.replay.plan import Plan
     from hoptrace.replay.prepare import Prepared
     from hoptrace.replay.simulation import Engine
     from hoptrace.stepcost import StepCost
+    from hoptrace.stepcost_domain import Domain
 
 __all__ = ["SMALL_REQUESTS", "SMALL_TOKENS", "measure"]
 
@@ -59,28 +63,35 @@ def measure(
 
     check(a, others, repeats, anyway=anyway)
     base = against(a, a, cost=cost, seed=seed, say=say)
-    plan = base.own.plan
-    first = plan.costs[plan.engines[0].cost]
-    fitted = base.how.get("kind") == "fitted"
+    whole = _whole(base)
+    # Of a prefill/decode split each role has a step cost of its own: none of them is the other's, so all are fitted again.
+    known = whole if base.how.get("kind") == "fitted" and not isinstance(cost, str) and len(base.own.plan.costs) == 1 else cost
     say(f"replaying {a.name} under its own policy")
     own = _put_in(_case(base, a, True, None, engine, say, tell), base, truths, say, tell)
     cases = []
     for b in others:
         work: Literal["a", "b"] = "b" if anyway and other_work(a, b) else "a"
-        known = first if fitted and not isinstance(cost, str) else cost
         try:
             p = against(a, b, work=work, cost=known, seed=seed, say=say)
         except InputError as e:
             raise InputError(f"{b.name} cannot be predicted from {a.name}: {e.message}", hint=e.hint) from None
         say(f"replaying {a.name} under the policy of {b.name}")
-        case = _case(p, b, False, _speed(a, b, first), engine, say, tell)
+        case = _case(p, b, False, _speed(a, b, whole), engine, say, tell)
         mine = p if work == "b" else against(a, b, work="b", cost=known, seed=seed)
         case = _put_in(case, mine, truths, say, tell)
         if work == "b":
             note = f"The requests of {b.name} itself were replayed, with the step cost and the times of {a.name}."
             case = replace(case, notes=(note, *case.notes))
         cases.append(case)
-    return study(own, cases, repeats, cost=first, anyway=anyway, notes=_notes(base, first), say=say)
+    return study(own, cases, repeats, cost=whole, anyway=anyway, notes=_notes(base, whole), say=say)
+
+
+def _whole(p: Prepared) -> StepCost:
+    """The step cost of all servers: where each role has its own, one that is fitted to the steps of all."""
+    from hoptrace.stepcost import fit
+
+    plan = p.own.plan
+    return fit(p.seen.steps) if len(plan.costs) > 1 and p.how.get("kind") == "fitted" else plan.costs[plan.engines[0].cost]
 
 
 def _speed(a: Trace, b: Trace, cost: StepCost) -> float | None:
@@ -91,7 +102,7 @@ def _speed(a: Trace, b: Trace, cost: StepCost) -> float | None:
 
 def _case(p: Prepared, observed: Trace, own: bool, speed: float | None, engine: Engine, say: Say, tell: Tell) -> Case:
     from hoptrace.analysis.fidelity.study import Case
-    from hoptrace.replay.calibration.coverage import coverage_of
+    from hoptrace.replay.calibration.coverage import coverage
     from hoptrace.replay.calibration.use import scaled
     from hoptrace.replay.played import played
     from hoptrace.replay.simulation import is_small, warm_up
@@ -109,8 +120,26 @@ def _case(p: Prepared, observed: Trace, own: bool, speed: float | None, engine: 
         slower = replace(p, planned=replace(planned, plan=plan))
         at_speed = played(slower, engine=engine, tokens=tokens, fraction=tell)
     notes = [*work.notes, *planned.notes, *(p.own_arrivals if own else p.arrivals).notes]
-    covered = coverage_of(planned.plan.costs[planned.plan.engines[0].cost], predicted.frames["steps"], _server(p))
-    return Case(observed, predicted, at_speed, remedy=covered.remedy, notes=tuple(dict.fromkeys(notes)))
+    domains = _domains(planned.plan, predicted.frames["steps"])
+    remedy = coverage(domains, _server(p)).remedy
+    return Case(observed, predicted, at_speed, domains=domains, remedy=remedy, notes=tuple(dict.fromkeys(notes)))
+
+
+def _domains(plan: Plan, steps: pl.DataFrame) -> tuple[Domain, ...]:
+    """For each step cost of the plan where its engines' steps leave what it was measured on."""
+    import polars as pl
+
+    from hoptrace.stepcost_domain import Domain
+
+    found = []
+    for i, cost in enumerate(plan.costs):
+        mine = pl.DataFrame(
+            [(e.name, e.dp_rank) for e in plan.engines if e.cost == i],
+            schema={"server": pl.String, "dp_rank": steps.schema["dp_rank"]}, orient="row",
+        )  # fmt: skip
+        found.append(Domain(cost))
+        found[-1].add(steps.join(mine, on=["server", "dp_rank"], how="semi"))
+    return tuple(found)
 
 
 def _server(p: Prepared) -> Server | None:

@@ -14,7 +14,7 @@ from harness.table_text import SHOWN, markdown
 
 import hoptrace
 
-__all__ = ["FORMAT", "TARGETS", "overall", "summary", "tabulate", "verdict"]
+__all__ = ["FORMAT", "TARGETS", "beyond_noise", "overall", "summary", "tabulate", "verdict"]
 
 FORMAT = "fidelity-cells/1"
 
@@ -68,6 +68,7 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
             "noise_pct": round(median(abs(x) for x in noise), 3) if noise else None, "target_pct": target,
         }  # fmt: skip
         figures[name]["verdict"] = verdict(figures[name])
+        figures[name]["beyond_noise"] = beyond_noise(figures[name])
     terms = [r["own_terms"] for r in mine]
     equal = [t["steps"]["equal_share"] for t in terms]
     covered = [f["covered"] for r in mine for n, f in r["figures"].items() if n in SHOWN and f["covered"] is not None]
@@ -77,7 +78,7 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
         "figures": figures, "steps_equal": _spread(None if x is None else 100 * x for x in equal),
         "steps_pct": _spread(t["steps"]["error_pct"] for t in terms),
         "cached_tokens": [[t["cached_tokens"]["observed"], t["cached_tokens"]["predicted"]] for t in terms],
-        "cached_exact": all(t["cached_tokens"]["observed"] == t["cached_tokens"]["predicted"] for t in terms) if terms else None,
+        "cached_exact": _exact([t["cached_tokens"] for t in terms]),
         "preemptions": [[t["preemptions"]["observed"], t["preemptions"]["predicted"]] for t in terms],
         "signs": {k: signs.count(k) for k in ("right", "wrong", "within noise")} if kind == "changed" else None,
         "speed": _spread(r["speed"] if kind == "changed" else r["speed_of_next"] for r in mine),
@@ -93,6 +94,15 @@ def verdict(figure: dict[str, Any]) -> str | None:
     if error is None or noise is None or noise > _BEYOND * target:
         return "not measured"
     return "met" if abs(error["median"]) <= target else "missed"
+
+
+def beyond_noise(figure: dict[str, Any]) -> bool:
+    """Whether a figure is *not measured* by its noise floor, and its error is beyond the target even with all of the floor taken
+    off: it does not count, and must not look as if it might have been met."""
+    error, noise, target = figure["error_pct"], figure["noise_pct"], figure["target_pct"]
+    if figure["verdict"] != "not measured" or error is None or noise is None:
+        return False
+    return bool(abs(error["median"]) > target + noise)
 
 
 def overall(cells: dict[str, Any], use: str) -> dict[str, Any]:
@@ -112,11 +122,13 @@ def overall(cells: dict[str, Any], use: str) -> dict[str, Any]:
             found[kind]["figures"][name] = {
                 "error_pct": round(median(abs(f["error_pct"]["median"]) for f in judged), 3) if judged else None,
                 "cells": len(judged), "not_measured": len(policies) - len(judged),
+                "beyond_noise": sum(s["figures"][name].get("beyond_noise", False) for _, s in policies),
                 "met": sum(f["verdict"] == "met" for f in judged),
             }  # fmt: skip
         hits = [s["covered"] for _, s in policies]
         found[kind]["covered"] = [sum(h[0] for h in hits), sum(h[1] for h in hits)]
-        found[kind]["cached_exact"] = sum(bool(s["cached_exact"]) for _, s in policies)
+        exact = [s["cached_exact"] for _, s in policies if s["cached_exact"] is not None]
+        found[kind]["cached_exact"] = [sum(exact), len(exact)]
         if kind == "changed":
             found[kind]["signs"] = {k: sum(s["signs"][k] for _, s in policies) for k in ("right", "wrong", "within noise")}
     return found
@@ -127,6 +139,13 @@ def _target(name: str, kind: str, tier: int, record: str) -> float | None:
     if target is None:
         return None
     return 1.0 if tier == 1 else target * (_PROXY if record == "proxy" else 1)
+
+
+def _exact(counts: list[dict[str, Any]]) -> bool | None:
+    """Whether every request found as many tokens in the cache as predicted, in all rounds; null where a round does not tell."""
+    if not counts or any(c["observed"] is None or c["predicted"] is None for c in counts):
+        return None
+    return all(c["observed"] == c["predicted"] and c["equal_requests"] == c["requests"] for c in counts)
 
 
 def _gauges(folder: Path) -> dict[str, Any]:

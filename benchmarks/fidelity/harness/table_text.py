@@ -41,8 +41,9 @@ def _errors(cells: dict[str, Any]) -> list[str]:
             lines.append(f"| {name} | {label} | {s['rounds']} | " + " | ".join(cols) + " |")
     return [*lines, "", (
         "Error in %, median over the rounds (lowest … highest); `±` the noise floor; `!` beyond the target, `?` not measured: "
-        "the noise floor exceeds twice the target, or is not known. Own policy: predicted against observed. Others: the ratio to "
-        "the base policy."
+        "the noise floor exceeds twice the target, or is not known; `?!` beyond the target even with that floor taken off. "
+        "Own policy: predicted against the very run that was calibrated on, with its steps' own scatter in its order: next to "
+        "none of the step cost's error is in it (the next table has the next run). Others: the ratio to the base policy."
     )]  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def _figure(f: dict[str, Any]) -> str:
         return "–"
     text = _range(f["error_pct"], sign="+")
     noise = "" if f["noise_pct"] is None else f" ± {f['noise_pct']:.1f}"
-    return text + noise + {"missed": " !", "not measured": " ?"}.get(f["verdict"], "")
+    return text + noise + {"missed": " !", "not measured": " ?"}.get(f["verdict"], "") + "!" * f.get("beyond_noise", False)
 
 
 def _at_speed(cells: dict[str, Any]) -> list[str]:
@@ -63,7 +64,8 @@ def _at_speed(cells: dict[str, Any]) -> list[str]:
             lines.append(f"| {name} | {policy} | " + " | ".join(cols) + " |")
     return [*lines, "", (
         "The same in %, not as a ratio, with the machine's speed taken out: step costs times what the observed run's steps took "
-        "more than those of the run that was calibrated on. Of the base policy: against its next run."
+        "more than those of the run that was calibrated on. That holds the step cost's error on the observed run's steps too, so "
+        "what is left is no prediction's error. Of the base policy: against its next run."
     )]  # fmt: skip
 
 
@@ -75,7 +77,8 @@ def _overall(o: dict[str, Any]) -> list[str]:
         parts = [_median(n.removesuffix(" output tokens"), f) for n, f in o[kind]["figures"].items()]
         hit, of = o[kind]["covered"]
         text = f"Median over {len(o[kind]['cells'])} cells, {title}: {'; '.join(parts)}. "
-        text += f"Cached tokens exact in {o[kind]['cached_exact']}."
+        exact, told = o[kind]["cached_exact"]
+        text += f"Cached tokens exact in {exact} of {told} that tell." if told else "Cached tokens are not told."
         text += f" Within the 90 % interval: {hit} of {of} figures ({hit / of:.0%})." if of else ""
         if kind == "changed":
             text += " Signs: {right} right, {wrong} wrong, {within noise} within the noise.".format(**o[kind]["signs"])
@@ -84,7 +87,11 @@ def _overall(o: dict[str, Any]) -> list[str]:
 
 
 def _median(name: str, f: dict[str, Any]) -> str:
-    return f"{name} {f['error_pct']:.1f} % ({f['met']} of {f['cells']} met)" if f["cells"] else f"{name} not measured"
+    beyond = f", of these {f['beyond_noise']} beyond target and floor" if f["beyond_noise"] else ""
+    if not f["cells"]:
+        return f"{name} not measured{beyond.replace('of these ', '')}"
+    rest = f"; {f['not_measured']} not measured{beyond}" if f["not_measured"] else ""
+    return f"{name} {f['error_pct']:.1f} % ({f['met']} of {f['cells']} met{rest})"
 
 
 def _terms(cells: dict[str, Any]) -> list[str]:
@@ -92,8 +99,8 @@ def _terms(cells: dict[str, Any]) -> list[str]:
              "| --- | --- | ---: | ---: | --- | --- | --- | ---: |"]  # fmt: skip
     for name, cell in cells.items():
         for policy, s in cell["policies"].items():
-            cached = "exact" if s["cached_exact"] else "; ".join(f"{a}, {b}" for a, b in s["cached_tokens"])
-            out = "; ".join(sorted({f"{a}, {b}" for a, b in s["preemptions"]}))
+            cached = "exact" if s["cached_exact"] else "; ".join(f"{_told(a)}, {_told(b)}" for a, b in s["cached_tokens"])
+            out = "; ".join(sorted({f"{_told(a)}, {_told(b)}" for a, b in s["preemptions"]}))
             share = cell["gauges"]["foreign_share"]
             cols = [
                 _range(s["steps_equal"]),
@@ -107,6 +114,10 @@ def _terms(cells: dict[str, Any]) -> list[str]:
         void = [f"{p}, round {i}: {why}" for p, s in cell["policies"].items() for i, why in s["void"].items()]
         lines += [""] * bool(void) + [f"{name} left out: {'; '.join(void)}."] * bool(void)
     return lines
+
+
+def _told(n: int | None) -> str:
+    return "unknown" if n is None else str(n)
 
 
 def _range(s: dict[str, float] | None, digits: int = 1, sign: str = "") -> str:
