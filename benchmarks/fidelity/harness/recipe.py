@@ -39,7 +39,8 @@ class Bounds(_Part):
 class Machine(_Part):
     """Cores and priorities. The k-th server of a policy runs on the k-th of ``server_cpus`` (again from the first after the
     last); client and proxy on ``client_cpus``. ``servers_at_most`` processes trees stay up at once (memory). A priority is a nice
-    value, or ``realtime`` (SCHED_FIFO: ahead of all that is not; takes root), which is for servers that mostly sleep."""
+    value, or ``realtime`` (SCHED_FIFO: ahead of all that is not; takes root): only for what sleeps and ends by itself, since a
+    server that ends so can starve the kernel's own threads of the core."""
 
     server_cpus: tuple[int, ...] = Field(default=(1,), min_length=1)
     client_cpus: tuple[int, ...] = Field(default=(0,), min_length=1)
