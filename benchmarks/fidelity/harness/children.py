@@ -15,7 +15,7 @@ import psutil
 
 from hoptrace.errors import EnvironmentProblem
 
-__all__ = ["end", "grant", "last_words", "pin", "spawn", "tree", "wait_until"]
+__all__ = ["end", "grant", "last_words", "pin", "spawn", "task_ns", "tree", "wait_until"]
 
 _PDEATHSIG = 1  # prctl(2), PR_SET_PDEATHSIG
 _REALTIME = 10
@@ -49,16 +49,36 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def pin(pid: int, cpus: Sequence[int], nice: int | str) -> bool:
-    """Put each thread of a tree on ``cpus`` at a priority; whether the priority was granted."""
+def pin(pid: int, cpus: Sequence[int], others: Sequence[int], nice: int | str) -> bool:
+    """Put the threads of a server's tree that compute on ``cpus`` and the rest on ``others``, all at a priority; whether that was
+    granted.
+
+    What answers clients must not wait for what computes: answers would leave in multiples of the kernel's tick. In a tree of
+    several processes (vLLM) the first one answers and the others compute; in a single one (llama.cpp) it is the thread that has
+    used most CPU, so it has to have computed before.
+    """
     granted = True
-    for process in tree(pid):
-        with suppress(OSError):
-            for task in [int(t.name) for t in Path(f"/proc/{process.pid}/task").iterdir()]:
-                with suppress(ProcessLookupError):
-                    os.sched_setaffinity(task, cpus)
-                    granted &= grant(task, nice)
+    processes = tree(pid)
+    for process in processes:
+        times = task_ns(process.pid)
+        busiest = max(times, key=times.__getitem__, default=0)
+        for task in times:
+            computes = task == busiest if len(processes) == 1 else process.pid != pid
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(task, cpus if computes else others)
+                granted &= grant(task, nice)
     return granted
+
+
+def task_ns(pid: int, cpus: Sequence[int] | None = None) -> dict[int, int]:
+    """CPU time in ns of each thread of a process, of those that may run on one of ``cpus``: /proc/PID/task/TID/schedstat."""
+    found = {}
+    with suppress(OSError):
+        for task in [int(t.name) for t in Path(f"/proc/{pid}/task").iterdir()]:
+            with suppress(OSError):
+                if cpus is None or os.sched_getaffinity(task) & set(cpus):
+                    found[task] = int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
+    return found
 
 
 def grant(task: int, nice: int | str) -> bool:

@@ -5,6 +5,7 @@ An idle server takes no CPU, so several policies stay up at once and can be run 
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.error
 import urllib.request
@@ -120,12 +121,26 @@ class Fleet:
         for place, process, log in zip(up.places, up.processes, up.logs, strict=True):
             ready = partial(answers, f"{place.url}/health")
             wait_until(ready, process, log, f"The server of {up.policy}", self.recipe.machine.start_s)
-            up.granted &= pin(process.pid, [place.cpu], self.recipe.machine.server_nice)
+            answer(place.url)
+            up.granted &= pin(process.pid, [place.cpu], self.recipe.machine.client_cpus, self.recipe.machine.server_nice)
         if not up.granted:
             self.say(f"{up.policy}: the priority {self.recipe.machine.server_nice} was not granted (it takes root)")
         for root, log in zip(up.roots, up.logs, strict=True):
             if not tree(root):
                 raise EnvironmentProblem(f"The server of {up.policy} ended.", hint=f"Its log is {log}.")
+
+
+def answer(url: str) -> None:
+    """Have a server compute once, so that it shows which of its threads does."""
+    body = {"model": "smol", "prompt": list(range(100, 164)), "max_tokens": 16, "ignore_eos": True, "cache_salt": "first"}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json", "Connection": "close"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            reply.read()
+    except (OSError, urllib.error.URLError) as e:
+        raise EnvironmentProblem(f"The server at {url} does not compute: {e}.") from None
 
 
 def answers(url: str) -> bool:

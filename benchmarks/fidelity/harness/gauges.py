@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness.children import tree
+from harness.children import task_ns, tree
 
 __all__ = ["Gauge", "Sample", "busy_of", "probe", "verdict"]
 
@@ -28,7 +28,7 @@ _PROBE_LOOPS = 4500  # some 1 s on the machine that this was written on
 @dataclass(frozen=True)
 class Sample:
     """Counts since some past: ``busy_ns`` and ``steal_ns`` of the watched cores, ``servers_ns`` of the servers' trees, ``own_ns``
-    of all the command's processes that may run on these cores."""
+    of all the command's threads that may run on these cores."""
 
     time_ns: int
     busy_ns: int
@@ -61,13 +61,14 @@ class Gauge:
 
     def sample(self) -> Sample:
         """The counts now."""
-        servers = sum(_cpu_ns(p) for root in self.servers for p in tree(root))
+        of_servers = [p for root in self.servers for p in tree(root)]
+        servers = sum(_cpu_ns(p) for p in of_servers)
+        own = sum(sum(task_ns(p.pid, self.cpus).values()) for p in of_servers)
         busy, steal = busy_of(Path("/proc/stat").read_text(), self.cpus)
         now = time.monotonic_ns()
-        own = servers
         if self.client_too:
-            of_servers = {p.pid for root in self.servers for p in tree(root)}
-            own += sum(_cpu_ns(p) for p in tree(os.getpid()) if p.pid not in of_servers)
+            known = {p.pid for p in of_servers}
+            own += sum(_cpu_ns(p) for p in tree(os.getpid()) if p.pid not in known)
             # Those that have ended meanwhile.
             ended = resource.getrusage(resource.RUSAGE_CHILDREN)
             own += int((ended.ru_utime + ended.ru_stime) * 1e9)
