@@ -17,9 +17,12 @@ from hoptrace.manifest import Manifest
 from hoptrace.reader import Trace, open_trace
 from hoptrace.replay.against import against
 from hoptrace.replay.memory_trace import FramesTrace
+from hoptrace.replay.overheads import Overheads
 from hoptrace.replay.played import played
 from hoptrace.replay.run import predict
 from hoptrace.replay.truths import TRUTHS, lacking, replayed_with
+from hoptrace.replay.truths.arrival import ready_ns
+from hoptrace.replay.truths.recorded import Recorded
 from hoptrace.schema import TABLES
 from hoptrace.stepcost import fixed
 
@@ -215,6 +218,22 @@ def test_each_truth_is_taken_from_the_recording_and_the_rest_is_not() -> None:
     assert set(cached(replayed_with(without, off)).values()) == {0}
     found = cached(replayed_with(without, off, {"cache"}))
     assert found == {r: told[r] for r in found} and sum(found.values()) > 1000
+
+
+@pytest.mark.parametrize("last", ["arrival", "sent", "received", "engine"])
+def test_the_rest_of_the_way_in_follows_the_last_stamp_and_no_part_of_it_comes_twice(last: str) -> None:
+    """7 ms until it is sent, 2 until it is received, 3 to the engine's queue, 1 until it can begin: 13 whoever saw how much of
+    it, also where no step shows the request."""
+    stamps = {"sent_ns": 7, "received_ns": 9, "queued_ns": 12}
+    seen = list(stamps)[: ("arrival", "sent", "received", "engine").index(last)]
+    log = in_memory([
+        {"request": i, "arrival_ns": 1000 * i * MS, "arrival_of": "intended", "intended_ns": 1000 * i * MS, "prompt_tokens": 4,
+         "output_tokens": 2, "source": "t"} | {name: (1000 * i + stamps[name]) * MS for name in seen}
+        for i in range(3)
+    ])  # fmt: skip
+    p = against(log, log, cost=COST)
+    ready = ready_ns(Recorded(log, p.planned.plan), p.asked_work, Overheads(7 * MS, 2 * MS, 3 * MS, 1 * MS))
+    assert ready.tolist() == [(1000 * i + 13) * MS for i in range(3)]
 
 
 def test_a_run_repeats() -> None:

@@ -34,12 +34,17 @@ def ready_ns(recorded: Recorded, work: Workload, measured: Overheads) -> _Ints:
         "engine": measured.enqueued_to_ready_ns,
         "enqueued": measured.enqueued_to_ready_ns,
         "received": measured.received_to_enqueued_ns + measured.enqueued_to_ready_ns,
+        "sent": measured.sent_to_received_ns + measured.received_to_enqueued_ns + measured.enqueued_to_ready_ns,
         "arrival": measured.before_ns,
     }
     added = told["told_by"].replace_strict(rest, default=0, return_dtype=pl.Int64)
     there = pl.Series("there_ns", _within_steps(recorded, told, measured))
+    came = pl.col("there_ns") + added
     latest = pl.max_horizontal("first_ns", "arrival_ns")
-    found = told.with_columns(there).select(pl.min_horizontal(pl.col("there_ns") + added, latest))
+    # Where no step shows a request, nothing bounds its way in.
+    found = told.with_columns(there).select(
+        pl.when(pl.col("first_ns").is_null()).then(came).otherwise(pl.min_horizontal(came, latest))
+    )
     ready: _Ints = found.to_series().to_numpy().copy()
     return ready
 

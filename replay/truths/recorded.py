@@ -152,6 +152,7 @@ class Recorded:
             pl.when(pl.col("queued_ns").is_not_null()).then(pl.lit("engine"))
             .when(pl.col("enqueued_ns").is_not_null()).then(pl.lit("enqueued"))
             .when(pl.col("received_ns").is_not_null()).then(pl.lit("received"))
+            .when(pl.col("sent_ns").is_not_null()).then(pl.lit("sent"))
             .otherwise(pl.lit("arrival")).alias("told_by"),
         )  # fmt: skip
         return found.join(self._first_steps(), on="request", how="left")
