@@ -514,3 +514,15 @@ def test_unknown_cached_tokens_are_not_exact_and_equal_sums_of_other_requests_ne
     assert whole["own"]["cached_exact"] == [1, 1]
     text = markdown({"cells": cells, "overall": {"report": whole}})
     assert "Cached tokens exact in 1 of 1 that tell." in text and "| unknown, unknown |" in text
+
+
+def test_a_sign_counts_beyond_the_noise_of_all_rounds() -> None:
+    """Noise of 1 and 5 %: a change of 3 % is none, though the first round's own noise was less; one of 20 % the wrong way is."""
+    rows = [_row(0, "a", {}, noise=1.0), _row(1, "a", {}, noise=-5.0), *(_row(i, "b", {}, sign="wrong") for i in (0, 1))]
+    for row, ratio in zip(rows[2:], (1.03, 0.8), strict=True):
+        for figure in row["figures"].values():
+            figure |= {"observed_ratio": ratio, "predicted_ratio": 1.1}
+    assert summary("b", "a", rows, 2, "all")["signs"] == {"right": 0, "wrong": 7, "within noise": 7}
+    rows[3]["figures"]["e2e p50"]["predicted_ratio"] = 0.9
+    assert summary("b", "a", rows, 2, "all")["signs"] == {"right": 1, "wrong": 6, "within noise": 7}
+    assert summary("b", "a", rows[2:], 2, "all")["signs"] == {"right": 0, "wrong": 14, "within noise": 0}  # no noise is known

@@ -72,7 +72,8 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
     terms = [r["own_terms"] for r in mine]
     equal = [t["steps"]["equal_share"] for t in terms]
     covered = [f["covered"] for r in mine for n, f in r["figures"].items() if n in SHOWN and f["covered"] is not None]
-    signs = [f.get("sign") for r in mine for n, f in r["figures"].items() if n in SHOWN]
+    largest = {n: max((abs(x) for x in _known(r["figures"][n]["noise_pct"] for r in bases)), default=None) for n in SHOWN}
+    signs = [_sign(r["figures"][n], largest[n]) for r in mine for n in SHOWN]
     return {
         "kind": kind, "rounds": len(mine), "void": {r["round"]: r["why"] for r in rows if r["policy"] == policy and "why" in r},
         "figures": figures, "steps_equal": _spread(None if x is None else 100 * x for x in equal),
@@ -94,6 +95,17 @@ def verdict(figure: dict[str, Any]) -> str | None:
     if error is None or noise is None or noise > _BEYOND * target:
         return "not measured"
     return "met" if abs(error["median"]) <= target else "missed"
+
+
+def _sign(figure: dict[str, Any], largest: float | None) -> str | None:
+    """Whether a change goes the way that was predicted, if it is larger than the noise of every round: than that of its own
+    round alone every second figure is that did not change at all. Where no noise is known, as the round's study says."""
+    observed, predicted = figure.get("observed_ratio"), figure.get("predicted_ratio")
+    if largest is None or observed is None or predicted is None:
+        return figure.get("sign")
+    if 100 * abs(observed - 1) <= largest:
+        return "within noise"
+    return "right" if (observed - 1) * (predicted - 1) > 0 else "wrong"
 
 
 def beyond_noise(figure: dict[str, Any]) -> bool:
