@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -343,8 +344,15 @@ def test_a_machine_that_changes_its_speed_is_noticed(tmp_path: Path) -> None:
     assert drift(steps, COST) == []
     late = pl.when(pl.col("step") > steps.height // 2).then(1.5).otherwise(1.0)
     took = ((pl.col("end_ns") - pl.col("start_ns")) * late).cast(pl.Int64)
-    said = drift(steps.with_columns((pl.col("start_ns") + took).alias("end_ns")), COST)
+    slower = steps.with_columns((pl.col("start_ns") + took).alias("end_ns"))
+    said = drift(slower, COST)
     assert len(said) == 1 and "equal steps took 50 % longer in its slowest quarter" in said[0]
+    assert said[0].endswith("A replay runs at the mean speed.")
+    # With the recorded steps' scatter, which is taken in their order, it does not.
+    (with_scatter,) = drift(slower, dataclasses.replace(COST, residuals={"decode": (0, 1)}))
+    assert with_scatter.endswith(
+        "A replay has such phases where the recording had them (--seed 0); another run has them elsewhere."
+    )
 
 
 def test_without_observed_latencies_the_error_is_unknown_and_that_is_said(tmp_path: Path) -> None:
