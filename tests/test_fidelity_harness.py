@@ -526,3 +526,17 @@ def test_a_sign_counts_beyond_the_noise_of_all_rounds() -> None:
     rows[3]["figures"]["e2e p50"]["predicted_ratio"] = 0.9
     assert summary("b", "a", rows, 2, "all")["signs"] == {"right": 1, "wrong": 6, "within noise": 7}
     assert summary("b", "a", rows[2:], 2, "all")["signs"] == {"right": 0, "wrong": 14, "within noise": 0}  # no noise is known
+
+
+def test_figures_without_an_interval_are_counted_beside_those_within() -> None:
+    rows = [_row(0, "a", {}, noise=1.0), _row(0, "b", {}, covered=True), _row(1, "b", {})]
+    for row in rows[1:]:
+        for figure in row["figures"].values():
+            del figure["noise_pct"]
+            figure["observed"] = 1.0
+    a, b = (summary(p, "a", rows, 2, "all") for p in ("a", "b"))
+    assert (b["covered"], b["without_interval"]) == ([7, 7], 7)
+    assert a["without_interval"] == 7 and summary("a", "a", [_row(0, "a", {})], 2, "all")["without_interval"] == 0  # no next run
+    cells = {"c": {"use": "report", "policies": {"a": a, "b": b}, "gauges": {"foreign_share": None}}}
+    text = markdown({"cells": cells, "overall": {"report": overall(cells, "report")}})
+    assert "Within the 90 % interval: 7 of 7 figures (100%). 7 more have no interval." in text

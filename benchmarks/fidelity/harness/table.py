@@ -84,6 +84,7 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
         "signs": {k: signs.count(k) for k in ("right", "wrong", "within noise")} if kind == "changed" else None,
         "speed": _spread(r["speed"] if kind == "changed" else r["speed_of_next"] for r in mine),
         "covered": [sum(covered), len(covered)],
+        "without_interval": sum(_observed(r["figures"][n]) and r["figures"][n]["covered"] is None for r in mine for n in SHOWN),
     }  # fmt: skip
 
 
@@ -95,6 +96,11 @@ def verdict(figure: dict[str, Any]) -> str | None:
     if error is None or noise is None or noise > _BEYOND * target:
         return "not measured"
     return "met" if abs(error["median"]) <= target else "missed"
+
+
+def _observed(figure: dict[str, Any]) -> bool:
+    """Whether there was a run to lie within an interval: of the base policy that is its next one, whose noise is known then."""
+    return figure.get("noise_pct") is not None if "noise_pct" in figure else figure.get("observed") is not None
 
 
 def _sign(figure: dict[str, Any], largest: float | None) -> str | None:
@@ -139,6 +145,7 @@ def overall(cells: dict[str, Any], use: str) -> dict[str, Any]:
             }  # fmt: skip
         hits = [s["covered"] for _, s in policies]
         found[kind]["covered"] = [sum(h[0] for h in hits), sum(h[1] for h in hits)]
+        found[kind]["without_interval"] = sum(s.get("without_interval", 0) for _, s in policies)
         exact = [s["cached_exact"] for _, s in policies if s["cached_exact"] is not None]
         found[kind]["cached_exact"] = [sum(exact), len(exact)]
         if kind == "changed":

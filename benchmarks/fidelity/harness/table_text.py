@@ -80,6 +80,7 @@ def _overall(o: dict[str, Any]) -> list[str]:
         exact, told = o[kind]["cached_exact"]
         text += f"Cached tokens exact in {exact} of {told} that tell." if told else "Cached tokens are not told."
         text += f" Within the 90 % interval: {hit} of {of} figures ({hit / of:.0%})." if of else ""
+        text += f" {o[kind]['without_interval']} more have no interval." if o[kind].get("without_interval") else ""
         if kind == "changed":
             text += " Signs: {right} right, {wrong} wrong, {within noise} within the noise.".format(**o[kind]["signs"])
         lines += [text, ""]
