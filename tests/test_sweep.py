@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -183,3 +184,18 @@ def test_two_at_once_both_end(trace: Path, tmp_path: Path) -> None:
     swept = sweep(trace, load_grid(grid), out, jobs=1, told=told)
     assert swept.table["status"].to_list() == ["ok", "ok"]
     assert out.is_file() and not out.with_name("s.parquet.points").exists()
+
+
+def test_intervals_where_they_are_asked_for(trace: Path, tmp_path: Path) -> None:
+    def swept(draws: int, cost: str, name: str) -> dict[str, Any]:
+        grid = parse_grid(f'[base]\ncost = "{cost}"\n[axes]\n"batching.max_sequences" = [2]\n')
+        return sweep(trace, grid, tmp_path / name, jobs=1, draws=draws).table.row(0, named=True)
+
+    row = swept(3, "fitted", "a.parquet")
+    assert row["status"] == "ok" and row["intervals_note"] is None
+    for name in ("ttft_p50", "itl_p99", "e2e_mean", "queue_p95"):
+        assert row[f"{name}_low_ns"] <= row[f"{name}_ns"] + 1 and row[f"{name}_ns"] <= row[f"{name}_high_ns"] + 1
+    assert row["output_tokens_per_s_low"] <= row["output_tokens_per_s"] <= row["output_tokens_per_s_high"]
+    none = swept(3, "fixed:50,12", "b.parquet")
+    assert none["e2e_p50_low_ns"] is None and none["intervals_note"].startswith("No intervals")
+    assert "e2e_p50_low_ns" not in swept(0, "fixed:50,12", "c.parquet")

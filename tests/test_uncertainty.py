@@ -22,6 +22,7 @@ from hoptrace.replay.played import played
 from hoptrace.replay.policy import load_policy, with_settings
 from hoptrace.replay.prepare import Prepared, prepare
 from hoptrace.replay.uncertainty import Runner, Study, affordable, drift_sd, intervals, speed_sd_of, statistics
+from hoptrace.replay.uncertainty.beyond import doubted
 from hoptrace.replay.uncertainty.bounds import bounds
 from hoptrace.replay.uncertainty.outside import halves, outside
 from hoptrace.replay.uncertainty.parameters import applied, from_covariance, refitted, slower
@@ -257,6 +258,32 @@ def test_what_the_own_interval_misses_is_carried_over(known: Trace) -> None:
     assert low == 1.0 and 1.5 < high <= 2.0 and not without.carried
     assert wide.high == pytest.approx(narrow.high * high) and wide.low == narrow.low
     assert with_it.get("own", "e2e", "p50") == without.get("own", "e2e", "p50")
+
+
+def test_a_what_if_beyond_what_was_measured_is_wider_or_has_none(known: Trace, study: Study) -> None:
+    p = prepared(known, TWO)
+    (cost,) = p.planned.plan.costs
+
+    def seen_of(feature: str, most: int) -> Prepared:
+        narrow = replace(cost, domain={**cost.domain, feature: (0, most)})
+        plans = [replace(x, plan=replace(x.plan, costs=(narrow,))) for x in (p.own, p.planned)]
+        return replace(p, own=plans[0], planned=plans[1])
+
+    inside, partly, beyond = (
+        intervals(seen_of(*x), study=study) for x in (("decode_requests", 8), ("prefill_tokens", 60), ("decode_requests", 0))
+    )
+    assert inside.get("what_if", "tpot", "p50") is not None and not any("extrapolated" in n for n in inside.notes)
+    wide, narrow = (x.get("change", "itl", "p50") for x in (partly, inside))
+    assert wide is not None and narrow is not None and wide.high / wide.low > narrow.high / narrow.low
+    # 40 % of the time within a factor of two, nine times of ten: ln 2 ÷ 1.645 × 0.4 = 0.169.
+    many = [replace(study.draws[0], seed=i) for i in range(200)]
+    logs = [np.log(d.speed / m.speed) for d, m in zip(doubted(many, 0.4), many, strict=True)]
+    assert np.std(logs) == pytest.approx(0.169, rel=0.02) and doubted(many, 0.01) == many
+    assert any("right within a factor of two: its intervals are wider" in n for n in partly.notes)
+    assert {side for side, _, _ in beyond.figures} == {"own"} and beyond.get("own", "e2e", "p50") == inside.get(
+        "own", "e2e", "p50"
+    )
+    assert any("of the what-if's step time rests on extrapolated step costs: it has no interval." in n for n in beyond.notes)
 
 
 def test_a_cost_that_is_not_fitted_has_none(known: Trace) -> None:

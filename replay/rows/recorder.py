@@ -26,15 +26,16 @@ from hoptrace.replay.setting import Ints, Setting, fitted
 from hoptrace.replay.workload import Workload
 from hoptrace.stepcost_domain import Domain
 
-__all__ = ["Recorder", "Submit", "coverage"]
+__all__ = ["PRICED", "Recorder", "Submit", "coverage"]
 
 Submit = Callable[[str, Callable[[], pa.Table]], None]
 Tell = Callable[[float], None]
 
-_PRICED = (
+PRICED = (
     "start_ns", "end_ns", "prefill_requests", "prefill_tokens", "prefill_context_tokens", "decode_requests", "decode_tokens",
     "decode_context_tokens",
 )  # fmt: skip
+"""Columns of a step that its cost hangs on, and its times."""
 # A part in memory: 80 MB of steps; requests of a part; tokens of a part.
 _STEPS = 1 << 19
 _ROWS = 1 << 20
@@ -92,7 +93,7 @@ class Recorder:
         of = self._cost_of[rows[:, STEP.index("engine")]]
         for i, domain in enumerate(self.domains):
             mine = rows if len(self.domains) == 1 else rows[of == i]
-            domain.add(pl.DataFrame({n: mine[:, STEP.index(n)] for n in _PRICED}))
+            domain.add(pl.DataFrame({n: mine[:, STEP.index(n)] for n in PRICED}))
 
     def _flush(self, kind: str) -> None:
         held, self._held[kind] = self._held[kind], []

@@ -8,8 +8,10 @@ import numpy as np
 
 from hoptrace.comparison import STATISTICS, values
 from hoptrace.metrics import request_metrics, stat
+from hoptrace.replay.calibration.coverage import COVERED
 from hoptrace.replay.prepare import Prepared
 from hoptrace.replay.simulation import Engine
+from hoptrace.replay.uncertainty.beyond import HALF, doubted
 from hoptrace.replay.uncertainty.bounds import bounds
 from hoptrace.replay.uncertainty.figures import Figures, statistics
 from hoptrace.replay.uncertainty.result import Interval, Intervals, Key
@@ -62,14 +64,25 @@ def intervals(
     if any((c.coefficients_ps, c.pieces) != (s.base.coefficients_ps, s.base.pieces) for c in p.planned.plan.costs):
         notes.append("The what-if's step cost is made from the fitted one: what that adds of error is not in the intervals.")
     alone = _alone(p)
-    sides = [Runner(s, p.own_work, p.own, engine)]
+    sides, drawn = [Runner(s, p.own_work, p.own, engine)], [s.draws]
     if not alone:
         sides.append(Runner(s, p.asked_work, p.planned, engine, p.asked_parent))
+        share = sides[1].extrapolated()
+        drawn.append(doubted(s.draws, share))
+        if share > HALF:
+            said = f"{100 * share:.0f} % of the what-if's step time rests on extrapolated step costs: it has no interval."
+            notes.append(said)
+            sides, drawn = sides[:1], drawn[:1]
+        elif share > COVERED:
+            notes.append(
+                f"{100 * share:.0f} % of the what-if's step time rests on extrapolated step costs, which are taken to be right "
+                "within a factor of two: its intervals are wider by that."
+            )
     points, rows = [], []
     for j, (runner, work) in enumerate(zip(sides, (p.own_work, p.asked_work), strict=False)):
         points.append(statistics(runner.point()))
         mine: _Rows = ([], [])
-        for i, d in enumerate(s.draws):
+        for i, d in enumerate(drawn[j]):
             seen = runner.run(d)
             # Requests of another trace are not those that the draw counted.
             other = d.often if len(d.often) == work.n else often(work.n, np.random.default_rng(d.seed))
@@ -80,6 +93,8 @@ def intervals(
     own, asked = rows[0], rows[-1]
     before, after = points[0], points[-1]
     same, like = (_bounds(own[i], asked[i], before, after, level) for i in (0, 1))
+    if not alone and len(sides) == 1:
+        same, like = ({k: i for k, i in held.items() if k[0] == "own"} for held in (same, like))
     carried = _carried(p, same) if carry and p.observed and not alone else {}
     for held in (same, like):
         for (m, x), (low, high) in carried.items():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hoptrace.replay.parent import Parent
 from hoptrace.replay.planning import Planned
 from hoptrace.replay.simulation import Engine, simulation
+from hoptrace.replay.uncertainty.beyond import Beyond
 from hoptrace.replay.uncertainty.figures import Lens, Seen
 from hoptrace.replay.uncertainty.outside import outside
 from hoptrace.replay.uncertainty.parameters import applied
@@ -56,6 +57,12 @@ class Runner:
             seed=draw.seed if self._seeded else 0,
         )
         return self._run(replace(planned, plan=drawn, overheads=now))
+
+    def extrapolated(self) -> float:
+        """The share of the step time, without any draw, that rests on extrapolated step costs."""
+        sink = Beyond(self._planned.plan)
+        self._simulate(self._work, self._planned.plan, sink, **self._more)
+        return sink.share()
 
     def _run(self, planned: Planned) -> Seen:
         watch = self._lens.watch(planned.plan)

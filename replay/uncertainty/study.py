@@ -74,7 +74,7 @@ class Study:
         self._speed(speed_sd)
         self.measured, halved = halves(p.parent.trace, p.seen, draws, rng)
         if halved:
-            self.sources.append("times outside steps: medians of half the requests")
+            self.sources.append("times outside steps: measured on half the requests")
         logs = self._logs(draws, rng)
         first = p.planned.plan.seed + 1
         for i in range(draws):
