@@ -81,6 +81,12 @@ def task_ns(pid: int, cpus: Sequence[int] | None = None) -> dict[int, int]:
     return found
 
 
+def _group(task: int, nice: int) -> None:
+    """With autogroups (sched(7)) a nice value counts among the threads of one session only: a session has a value of its own."""
+    with suppress(FileNotFoundError, ProcessLookupError, BlockingIOError):
+        Path(f"/proc/{task or 'self'}/autogroup").write_text(f"{nice}\n")
+
+
 def grant(task: int, nice: int | str) -> bool:
     """Give a thread (0: this process) a nice value or ``realtime``; whether that was allowed."""
     try:
@@ -88,6 +94,7 @@ def grant(task: int, nice: int | str) -> bool:
             os.sched_setscheduler(task, os.SCHED_FIFO, os.sched_param(_REALTIME))
         else:
             os.setpriority(os.PRIO_PROCESS, task, nice)
+            _group(task, nice)
     except PermissionError:
         return False
     return True
