@@ -35,8 +35,8 @@ def test_tails_come_nearer_to_what_was_observed() -> None:
         mean.append(errors(predict(t, "as-recorded", cost="fitted:mean")))
         drawn.append(np.mean([errors(predict(t, "as-recorded", cost="fitted", seed=s)) for s in SEEDS], axis=0))
     without, with_ = (np.abs(np.array(e)).mean(axis=0) for e in (mean, drawn))
-    # In percent of what was observed, over the captures: ITL p95 and TPOT p95 and p99 come nearer; ITL p99 does not, since the two
-    # vLLM captures ran beside others that took most of the machine, and their stalls come at other steps.
+    # In percent of what was observed, over the captures: ITL p95 and TPOT p95 and p99 come nearer; ITL p99 does not, since the
+    # two vLLM captures ran beside others that took most of the machine, and their stalls come at other steps.
     assert with_[0] < without[0] and with_[2] < without[2] and with_[3] < without[3]
     assert with_.mean() < 0.9 * without.mean()
     one_slot = list(CAPTURES).index("llamacpp-one-slot")
