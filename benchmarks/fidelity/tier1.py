@@ -2,8 +2,9 @@
 
 ``python benchmarks/fidelity/tier1.py OUT [-o FILE.json]``: OUT is the folder that
 ``run.py recipes/tier1.toml -o OUT --no-table`` has filled. Each cell's first policy is what a replay is calibrated on. A row is
-a run: the errors of TTFT, TPOT and end-to-end time without any recorded truth put in, over several seeds, beside how far two runs
-of the base lie apart; and, with arrival at the engine and step times as recorded, how many steps hold exactly who they held.
+a run: the errors of TTFT, TPOT and end-to-end time without any recorded truth put in, over several seeds, predicted from the base
+and from the run itself (the own policy), beside how far two runs of the base lie apart; and, with arrival at the engine and step
+times as recorded, how many steps hold exactly who they held.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 from harness.recipe import Recipe, read
 
 import hoptrace
-from hoptrace.analysis.fidelity.own_terms import own_terms
+from hoptrace.analysis.fidelity.own_terms import OwnTerms, own_terms
 from hoptrace.comparison import Comparison, compare
 from hoptrace.metrics import request_metrics
 from hoptrace.reader import Trace
@@ -71,20 +73,16 @@ def table(recipe: Recipe, runs: Path) -> dict[str, Any]:
 
 
 def _row(a: Trace, b: Trace) -> dict[str, Any]:
-    errors: list[Comparison] = []
-    for seed in SEEDS:
-        made = played(against(a, b, seed=seed), tokens=False)
-        errors.append(compare(b, made))
-        if seed == 0:
-            first = own_terms(b, made)
-            near = _near(b, made)
-    forced = own_terms(b, replayed_with(against(b, b), b, FORCED, tokens=False))
+    changed, first, near = _errors(a, b)
+    own = changed if a is b else _errors(b, b)[0]
+    held = replayed_with(against(b, b), b, FORCED, tokens=False)
+    forced, known = own_terms(b, held), compare(b, held)
     return {
         "requests": b.rows("requests"),
         "steps": b.rows("steps"),
-        "error_pct": {m: {s: _spread([e.get(m, s).error_pct for e in errors]) for s in STATISTICS} for m in METRICS},
-        "observed_ms": {m: {s: _ms(errors[0].get(m, s).observed) for s in STATISTICS} for m in METRICS},
-        "throughput_error_pct": _spread([e.get("throughput", "output tokens").error_pct for e in errors]),
+        "observed_ms": {m: {s: _ms(changed[0].get(m, s).observed) for s in STATISTICS} for m in METRICS},
+        "error_pct": _figures(changed),
+        "own_error_pct": _figures(own),
         "requests_within_1_pct": near,
         "steps_predicted": first.steps.count.predicted,
         "cached_tokens": {"observed": first.cached_tokens.observed, "predicted": first.cached_tokens.predicted,
@@ -94,8 +92,31 @@ def _row(a: Trace, b: Trace) -> dict[str, Any]:
             "truths": sorted(FORCED), "equal_steps_share": forced.steps.equal_share,
             "alike_steps_share": forced.steps.alike_share, "cached_equal_share": forced.cached_equal_share,
             "preemptions": {"observed": forced.preemptions.observed, "predicted": forced.preemptions.predicted},
+            "error_pct": {m: {s: _rounded(known.get(m, s).error_pct) for s in STATISTICS} for m in METRICS},
         },
     }  # fmt: skip
+
+
+def _errors(a: Trace, b: Trace) -> tuple[list[Comparison], OwnTerms, dict[str, float]]:
+    """What ``a`` says of ``b``, by seed; with seed 0 also in the trace's own terms and request by request."""
+    found: list[Comparison] = []
+    once = against(a, b)
+    for seed in SEEDS:
+        plan = replace(once.planned.plan, seed=seed)
+        made = played(replace(once, planned=replace(once.planned, plan=plan)), tokens=False)
+        found.append(compare(b, made))
+        if seed == SEEDS[0]:
+            terms, near = own_terms(b, made), _near(b, made)
+    return found, terms, near
+
+
+def _figures(errors: list[Comparison]) -> dict[str, Any]:
+    found: dict[str, Any] = {m: {s: _spread([e.get(m, s).error_pct for e in errors]) for s in STATISTICS} for m in METRICS}
+    return found | {"throughput": {"output tokens": _spread([e.get("throughput", "output tokens").error_pct for e in errors])}}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _spread(values: list[float | None]) -> dict[str, float] | None:
@@ -148,10 +169,11 @@ def lines(found: dict[str, Any]) -> str:
     out = []
     for r in found["rows"]:
         out.append(f"{r['cell']} {r['policy']}: {r['requests']} requests, {r['steps']} steps ({r['steps_predicted']} predicted)")
-        for m in METRICS:
-            cells = [(s, r["error_pct"][m][s]) for s in STATISTICS]
-            said = [f"{s} {e['mean']:+.2f} ({e['least']:+.2f} … {e['most']:+.2f})" for s, e in cells if e]
-            out.append(f"  {m}: " + ", ".join(said))
+        for what, key in (("from the base", "error_pct"), ("from itself", "own_error_pct")):
+            for m in METRICS:
+                cells = [(s, r[key][m][s]) for s in STATISTICS]
+                said = [f"{s} {e['mean']:+.2f} ({e['least']:+.2f} … {e['most']:+.2f})" for s, e in cells if e]
+                out.append(f"  {what}, {m}: " + ", ".join(said))
         f, gone, free = r["forced"], r["forced"]["preemptions"], r["preemptions"]
         cached = "" if f["cached_equal_share"] is None else f", cached tokens equal in {f['cached_equal_share']:.2%} of requests"
         out.append(

@@ -5,7 +5,7 @@ Each round is calibrated on its own run of the base policy, as a user would, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import hoptrace
 from hoptrace.cli.fidelity_run import measure
 from hoptrace.errors import HoptraceError
 from hoptrace.reader import Trace
+from hoptrace.reconstruct import steps_of
 from hoptrace.replay.against import against
-from hoptrace.replay.uncertainty import intervals
+from hoptrace.replay.uncertainty import Intervals, intervals, speed_sd_of
 
 __all__ = ["FIGURES", "evaluate"]
 
@@ -44,15 +45,17 @@ def evaluate(recipe: Recipe, cell: str, out: Path, say: Callable[[str], None], *
             continue
         a = hoptrace.open(folder.trace(Run(i, base)))
         later = _next(folder, base, i, rounds, usable)
+        # They tell how far equal steps differ between runs; the one that is predicted is none of them.
+        runs = {j: hoptrace.open(folder.trace(Run(j, base))) for j in rounds if not usable[j, base]}
         say(f"{cell}: round {i}, {base}")
-        rows.append({"round": i, "policy": base} | _try(partial(_own, a, later)))
+        rows.append({"round": i, "policy": base} | _try(partial(_own, a, later, [t for j, t in runs.items() if j != i + 1])))
         for p in others:
             if why := usable[i, p]:
                 rows.append({"round": i, "policy": p, "why": why})
                 continue
             say(f"{cell}: round {i}, {p}")
             b = hoptrace.open(folder.trace(Run(i, p)))
-            rows.append({"round": i, "policy": p} | _try(partial(_changed, a, b, later)))
+            rows.append({"round": i, "policy": p} | _try(partial(_changed, a, b, later, list(runs.values()))))
     return rows
 
 
@@ -78,13 +81,13 @@ def _try(what: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"why": f"not replayed: {e}"}
 
 
-def _own(a: Trace, later: Trace | None) -> dict[str, Any]:
+def _own(a: Trace, later: Trace | None, repeats: Sequence[Trace]) -> dict[str, Any]:
     """The base policy: against the run that the replay was calibrated on, and against the next one."""
     study = measure(a, [later] if later else [], [later] if later else [], truths=())
     case = study.cases[0]
     found = _case(case) | {"figures": {}}
     after = study.cases[1] if later else None
-    bounds = intervals(against(a, a), draws=_DRAWS) if later else None
+    bounds, wider = _bounds(a, a, repeats) if later else (None, None)
     for m, s in FIGURES:
         f = case.figure(m, s)
         g = after.figure(m, s) if after else None
@@ -93,15 +96,16 @@ def _own(a: Trace, later: Trace | None) -> dict[str, Any]:
             "noise_pct": g.raw.observed / f.raw.observed * 100 - 100 if g and g.raw.observed and f.raw.observed else None,
             "next_error_pct": g.raw.error_pct if g else None, "next_at_speed_pct": g.at_speed_pct if g else None,
             "covered": _covered(bounds.get("own", m, s), g.raw.observed) if bounds and g else None,
+            "covered_repeats": _covered(wider.get("own", m, s), g.raw.observed) if wider and g else None,
         }  # fmt: skip
     return found | {"speed_of_next": after.speed if after else None}
 
 
-def _changed(a: Trace, b: Trace, later: Trace | None) -> dict[str, Any]:
+def _changed(a: Trace, b: Trace, later: Trace | None, repeats: Sequence[Trace]) -> dict[str, Any]:
     """Another policy: the ratio to the base policy's run beside it."""
     study = measure(a, [b], [later] if later else [], truths=())
     case = study.cases[1]
-    bounds = intervals(against(a, b), draws=_DRAWS)
+    bounds, wider = _bounds(a, b, repeats)
     found = _case(case) | {"figures": {}}
     for m, s in FIGURES:
         f = case.figure(m, s)
@@ -110,9 +114,20 @@ def _changed(a: Trace, b: Trace, later: Trace | None) -> dict[str, Any]:
             "predicted": f.raw.predicted, "observed_ratio": f.ratio.observed if f.ratio else None,
             "predicted_ratio": f.ratio.predicted if f.ratio else None, "sign": f.sign,
             "covered": _covered(bounds.get("what_if", m, s), f.raw.observed),
+            "covered_repeats": _covered(wider.get("what_if", m, s), f.raw.observed) if wider else None,
             "ratio_covered": _covered(bounds.get("pair", m, s), f.ratio.observed if f.ratio else None),
+            "ratio_covered_repeats": _covered(wider.get("pair", m, s), f.ratio.observed if f.ratio else None) if wider else None,
         }  # fmt: skip
     return found | {"uncertainty": list(bounds.notes)}
+
+
+def _bounds(a: Trace, b: Trace, repeats: Sequence[Trace]) -> tuple[Intervals, Intervals | None]:
+    """Intervals from ``a`` alone, and with the machine's speed between the ``repeats``; null of fewer than two."""
+    prepared = against(a, b)
+    plan = prepared.own.plan
+    sd = speed_sd_of([steps_of(t).steps for t in repeats], plan.costs[plan.engines[0].cost])
+    alone = intervals(prepared, draws=_DRAWS)
+    return alone, None if sd is None else intervals(prepared, draws=_DRAWS, speed_sd=sd)
 
 
 def _case(case: Any) -> dict[str, Any]:

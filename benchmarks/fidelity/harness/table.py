@@ -24,6 +24,7 @@ TARGETS: dict[str, dict[str, float]] = {
 }
 """In %, of tier 2; tier 1 has 1 % for each; with steps from the proxy alone 1.5 times as much."""
 
+_COVERED = ("covered", "covered_repeats", "ratio_covered", "ratio_covered_repeats")
 _PROXY = 1.5
 _BEYOND = 2.0  # a noise floor of so many targets leaves nothing to judge
 
@@ -71,7 +72,6 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
         figures[name]["beyond_noise"] = beyond_noise(figures[name])
     terms = [r["own_terms"] for r in mine]
     equal = [t["steps"]["equal_share"] for t in terms]
-    covered = [f["covered"] for r in mine for n, f in r["figures"].items() if n in SHOWN and f["covered"] is not None]
     largest = {n: max((abs(x) for x in _known(r["figures"][n]["noise_pct"] for r in bases)), default=None) for n in SHOWN}
     signs = [_sign(r["figures"][n], largest[n]) for r in mine for n in SHOWN]
     return {
@@ -83,7 +83,7 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
         "preemptions": [[t["preemptions"]["observed"], t["preemptions"]["predicted"]] for t in terms],
         "signs": {k: signs.count(k) for k in ("right", "wrong", "within noise")} if kind == "changed" else None,
         "speed": _spread(r["speed"] if kind == "changed" else r["speed_of_next"] for r in mine),
-        "covered": [sum(covered), len(covered)],
+        **{k: _hits(mine, k) for k in _COVERED},
         "without_interval": sum(_observed(r["figures"][n]) and r["figures"][n]["covered"] is None for r in mine for n in SHOWN),
     }  # fmt: skip
 
@@ -143,14 +143,21 @@ def overall(cells: dict[str, Any], use: str) -> dict[str, Any]:
                 "beyond_noise": sum(s["figures"][name].get("beyond_noise", False) for _, s in policies),
                 "met": sum(f["verdict"] == "met" for f in judged),
             }  # fmt: skip
-        hits = [s["covered"] for _, s in policies]
-        found[kind]["covered"] = [sum(h[0] for h in hits), sum(h[1] for h in hits)]
+        for key in _COVERED:
+            hits = [s.get(key) or [0, 0] for _, s in policies]
+            found[kind][key] = [sum(h[0] for h in hits), sum(h[1] for h in hits)]
         found[kind]["without_interval"] = sum(s.get("without_interval", 0) for _, s in policies)
         exact = [s["cached_exact"] for _, s in policies if s["cached_exact"] is not None]
         found[kind]["cached_exact"] = [sum(exact), len(exact)]
         if kind == "changed":
             found[kind]["signs"] = {k: sum(s["signs"][k] for _, s in policies) for k in ("right", "wrong", "within noise")}
     return found
+
+
+def _hits(rows: list[dict[str, Any]], key: str) -> list[int]:
+    """How many of the shown figures lie within their interval, and how many have one."""
+    told = [f[key] for r in rows for n, f in r["figures"].items() if n in SHOWN and f.get(key) is not None]
+    return [sum(told), len(told)]
 
 
 def _target(name: str, kind: str, tier: int, record: str) -> float | None:

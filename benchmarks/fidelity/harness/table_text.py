@@ -69,6 +69,13 @@ def _at_speed(cells: dict[str, Any]) -> list[str]:
     )]  # fmt: skip
 
 
+_FURTHER = (
+    ("covered_repeats", "with the machine's speed between runs of the base policy"),
+    ("ratio_covered", "of the ratio to the base policy's run"),
+    ("ratio_covered_repeats", "of that ratio, with the speed between runs"),
+)
+
+
 def _overall(o: dict[str, Any]) -> list[str]:
     lines = []
     for kind, title in (("own", "own policy"), ("changed", "changed policy")):
@@ -80,6 +87,9 @@ def _overall(o: dict[str, Any]) -> list[str]:
         exact, told = o[kind]["cached_exact"]
         text += f"Cached tokens exact in {exact} of {told} that tell." if told else "Cached tokens are not told."
         text += f" Within the 90 % interval: {hit} of {of} figures ({hit / of:.0%})." if of else ""
+        more = [(what, *(o[kind].get(key) or [0, 0])) for key, what in _FURTHER]
+        said = "; ".join(f"{what} {h} of {n} ({h / n:.0%})" for what, h, n in more if n)
+        text += f" {said[:1].upper()}{said[1:]}." if said else ""
         text += f" {o[kind]['without_interval']} more have no interval." if o[kind].get("without_interval") else ""
         if kind == "changed":
             text += " Signs: {right} right, {wrong} wrong, {within noise} within the noise.".format(**o[kind]["signs"])
