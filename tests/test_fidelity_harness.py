@@ -409,7 +409,8 @@ def _row(i: int, policy: str, errors: dict[str, float], noise: float | None = No
     """One round as `evaluate` gives it; figures that ``errors`` does not name are exact."""
     figures = {
         f"{m} {s}": {
-            "error_pct": errors.get(f"{m} {s}", 0.0), "noise_pct": noise, "next_at_speed_pct": None, "at_speed_pct": None,
+            "error_pct": errors.get(f"{m} {s}", 0.0), "noise_pct": noise, "at_speed_pct": None,
+            "next_at_speed_pct": errors.get(f"{m} {s}", 0.0),
             "covered": more.get("covered"), "sign": more.get("sign"),
         }
         for m, s in FIGURES
@@ -434,13 +435,14 @@ ROWS = [
 def test_a_cell_is_the_median_of_its_rounds_and_not_measured_beyond_the_noise() -> None:
     own, other = (summary(p, "a", ROWS, 2, "all") for p in ("a", "b"))
     assert own["figures"]["e2e p50"] == {
-        "error_pct": {"median": 1.0, "low": -9.0, "high": 1.5}, "at_speed_pct": None, "noise_pct": 4.0, "target_pct": 2,
-        "verdict": "met", "beyond_noise": False,
+        "error_pct": {"median": 1.0, "low": -9.0, "high": 1.5}, "at_speed_pct": {"median": 1.0, "low": -9.0, "high": 1.5},
+        "in_sample_pct": {"median": 1.0, "low": -9.0, "high": 1.5}, "noise_pct": 4.0, "target_pct": 2, "verdict": "met",
+        "beyond_noise": False,
     }  # fmt: skip
     assert other["figures"]["e2e p50"]["error_pct"] == {"median": 0.25, "low": -2.0, "high": 2.5}
     assert other["figures"]["e2e p95"] | {"at_speed_pct": 0} == {
         "error_pct": {"median": 6.75, "low": 6.5, "high": 7.0}, "at_speed_pct": 0, "noise_pct": 4.0, "target_pct": 6,
-        "verdict": "missed", "beyond_noise": False,
+        "in_sample_pct": None, "verdict": "missed", "beyond_noise": False,
     }  # fmt: skip
     # A floor of exactly twice the target is still measured (throughput: 2 %), one above it is not.
     assert other["figures"]["throughput output tokens"]["verdict"] == "met"
@@ -452,6 +454,16 @@ def test_a_cell_is_the_median_of_its_rounds_and_not_measured_beyond_the_noise() 
     assert other["covered"] == [7, 14] and other["signs"] == {"right": 7, "wrong": 7, "within noise": 0}
     assert summary("b", "a", ROWS, 2, "proxy")["figures"]["e2e p95"]["target_pct"] == 9
     assert summary("b", "a", ROWS, 1, "all")["figures"]["ttft p95"]["target_pct"] == 1
+
+
+def test_the_own_policy_is_judged_by_the_next_run_and_not_by_the_one_it_was_calibrated_on() -> None:
+    row = _row(0, "a", {"e2e p50": 9.0}, noise=0.5)
+    row["figures"]["e2e p50"]["error_pct"] = 0.0  # in sample: a step cost of one constant gives that
+    found = summary("a", "a", [row], 2, "all")
+    assert found["figures"]["e2e p50"]["verdict"] == "missed"
+    cell = {"use": "report", "policies": {"a": found}, "gauges": {"foreign_share": None}}
+    text = markdown({"cells": {"c": cell}, "overall": {"report": overall({"c": cell}, "report")}})
+    assert "| c | a (own) | 1 | +9.0 ± 0.5 ! |" in text and "| c | *(in sample)* | 1 | +0.0 |" in text
 
 
 def test_the_table_shows_what_was_missed_and_what_was_left_out() -> None:

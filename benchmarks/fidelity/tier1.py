@@ -1,10 +1,11 @@
 """The figures of tier 1: the real scheduler with modelled steps against its replay, from what run.py recorded.
 
 ``python benchmarks/fidelity/tier1.py OUT [-o FILE.json]``: OUT is the folder that
-``run.py recipes/tier1.toml -o OUT --no-table`` has filled. Each cell's first policy is what a replay is calibrated on. A row is
-a run: the errors of TTFT, TPOT and end-to-end time without any recorded truth put in, over several seeds, predicted from the base
-and from the run itself (the own policy), beside how far two runs of the base lie apart; and, with arrival at the engine and step
-times as recorded, how many steps hold exactly who they held.
+``run.py recipes/tier1.toml -o OUT --no-table`` has filled. A replay is calibrated on a run of the cell's first policy: of all
+that did the same work, the one during which others took least of the servers' cores. A row is a run: the errors of TTFT, TPOT
+and end-to-end time without any recorded truth put in, over several seeds, predicted from that base and from the run itself (the
+own policy), beside how far two runs of the base lie apart; and, with arrival at the engine and step times as recorded, how many
+steps hold exactly who they held.
 """
 
 from __future__ import annotations
@@ -54,14 +55,15 @@ def table(recipe: Recipe, runs: Path) -> dict[str, Any]:
     """All rows, and the noise floor: over every two runs of a cell's base that did the same work."""
     rows: list[dict[str, Any]] = []
     bases: dict[str, list[Trace]] = {}
+    quiet = _quietest(recipe, runs)
     for name, cell in recipe.cells.items():
         for round_ in range(recipe.rounds_of(name)):
             traces = {p: runs / name / f"{round_:02d}-{p}.trace" for p in cell.policies}
             base = traces[cell.policies[0]]
             if not base.exists():
                 continue
-            a = hoptrace.open(base)
-            bases.setdefault(f"{cell.workload} {cell.policies[0]}", []).append(a)
+            bases.setdefault(f"{cell.workload} {cell.policies[0]}", []).append(hoptrace.open(base))
+            a = hoptrace.open(quiet[cell.workload, cell.policies[0]])
             for policy, path in traces.items():
                 if not path.exists():
                     continue
@@ -72,9 +74,20 @@ def table(recipe: Recipe, runs: Path) -> dict[str, Any]:
     return {"format": "fidelity-tier1/1", "rows": rows, "noise_pct": _noise(bases)}
 
 
+def _quietest(recipe: Recipe, runs: Path) -> dict[tuple[str, str], Path]:
+    """By workload and base policy, the run that others disturbed least."""
+    found: dict[tuple[str, str], tuple[float, Path]] = {}
+    for name, cell in recipe.cells.items():
+        for path in sorted((runs / name).glob(f"[0-9][0-9]-{cell.policies[0]}.trace")):
+            share = json.loads(path.with_suffix(".run.json").read_text())["foreign_share"]
+            key = (cell.workload, cell.policies[0])
+            found[key] = min(found.get(key, (share, path)), (share, path))
+    return {key: path for key, (_, path) in found.items()}
+
+
 def _row(a: Trace, b: Trace) -> dict[str, Any]:
     changed, first, near = _errors(a, b)
-    own = changed if a is b else _errors(b, b)[0]
+    own = changed if a.path == b.path else _errors(b, b)[0]
     held = replayed_with(against(b, b), b, FORCED, tokens=False)
     forced, known = own_terms(b, held), compare(b, held)
     return {

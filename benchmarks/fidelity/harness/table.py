@@ -57,14 +57,20 @@ def summary(policy: str, base: str, rows: Iterable[dict[str, Any]], tier: int, r
     rows = list(rows)
     mine = [r for r in rows if r["policy"] == policy and "figures" in r]
     bases = [r for r in rows if r["policy"] == base and "figures" in r]
-    kind, at_speed = ("own", "next_at_speed_pct") if policy == base else ("changed", "at_speed_pct")
+    # The own policy is judged by the base policy's next run: against the one that was calibrated on, with its steps' scatter in
+    # its order, next to none of the step cost's error shows.
+    own = policy == base
+    kind, judged, at_speed = (
+        ("own", "next_at_speed_pct", "next_at_speed_pct") if own else ("changed", "error_pct", "at_speed_pct")
+    )
     figures: dict[str, dict[str, Any]] = {}
     for m, s in FIGURES:
         name = f"{m} {s}"
         noise = _known(r["figures"][name]["noise_pct"] for r in bases)
         target = _target(name, kind, tier, record)
         figures[name] = {
-            "error_pct": _spread(r["figures"][name]["error_pct"] for r in mine),
+            "error_pct": _spread(r["figures"][name][judged] for r in mine),
+            "in_sample_pct": _spread(r["figures"][name]["error_pct"] for r in mine) if own else None,
             "at_speed_pct": _spread(r["figures"][name][at_speed] for r in mine),
             "noise_pct": round(median(abs(x) for x in noise), 3) if noise else None, "target_pct": target,
         }  # fmt: skip

@@ -39,11 +39,15 @@ def _errors(cells: dict[str, Any]) -> list[str]:
             label = f"{policy} (own)" if s["kind"] == "own" else policy
             cols = [_figure(s["figures"][f]) for f in SHOWN]
             lines.append(f"| {name} | {label} | {s['rounds']} | " + " | ".join(cols) + " |")
+            if s["kind"] == "own":
+                same = [_range(s["figures"][f]["in_sample_pct"], sign="+") for f in SHOWN]
+                lines.append(f"| {name} | *(in sample)* | {s['rounds']} | " + " | ".join(same) + " |")
     return [*lines, "", (
         "Error in %, median over the rounds (lowest … highest); `±` the noise floor; `!` beyond the target, `?` not measured: "
         "the noise floor exceeds twice the target, or is not known; `?!` beyond the target even with that floor taken off. "
-        "Own policy: predicted against the very run that was calibrated on, with its steps' own scatter in its order: next to "
-        "none of the step cost's error is in it (the next table has the next run). Others: the ratio to the base policy."
+        "Own policy: against the base policy's next run, with the machine's speed taken out; *(in sample)*: against the very run "
+        "that was calibrated on, with its steps' own scatter in its order, so that next to none of the step cost's error shows. "
+        "Others: the ratio to the base policy's run beside it."
     )]  # fmt: skip
 
 
