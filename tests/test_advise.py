@@ -15,11 +15,10 @@ from unittest import mock
 
 import polars as pl
 import pytest
-from support import vllm_server
+from support import command, vllm_server
 from support.advised import CHEAP_BATCH, DEAR_PROMPTS, recorded, requests
 from support.workloads import server, store
 
-from hoptrace.cli import main
 from hoptrace.cli.advise_view import show
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
@@ -42,15 +41,9 @@ DRAWS = 8
 
 
 def run(*args: str | Path) -> tuple[int, str, str]:
-    """Exit code, output, errors: in this process, since a new one costs seconds of imports."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = mock.patch.object(sys, "argv", ["hoptrace", *map(str, args)])
-    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-    return code, out.getvalue(), err.getvalue()
+    """Exit code, output, errors."""
+    ran = command.run(*args)
+    return ran.returncode, ran.stdout, ran.stderr
 
 
 def typed(advice: Advice) -> list[str]:
@@ -325,7 +318,7 @@ def test_the_printed_commands_can_be_parsed(crowded: Path) -> None:
 STRAINED = Evidence(
     requests=100, steps=1000, most_running=8, mean_running=6.0, most_waiting=40, stood={"slots": 0.5, "kv": 0.2, "budget": 0.1},
     most_step_tokens=512, budget_ns=0.3, most_beside=500, beside_ns=0.4, preemptions=7, most_kv_tokens=4000, reusable=0.5,
-    reused=0.2, priorities=True, longest_prompt=900, longest_tokens=1000,
+    reused=0.2, priorities=True,
 )  # fmt: skip
 """A trace in which everything lacks."""
 IDLE = replace(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import shutil
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import polars as pl
 import pytest
+from support.command import Ran, run
 from support.runs import MS, record
 from support.workloads import server, store
 from syrupy.assertion import SnapshotAssertion
@@ -22,7 +18,6 @@ from syrupy.assertion import SnapshotAssertion
 from hoptrace.analysis.fidelity.rules import gate, parse
 from hoptrace.analysis.fidelity.sources import ALL, Truth
 from hoptrace.analysis.fidelity.study import Case, study
-from hoptrace.cli import main
 from hoptrace.cli.fidelity_run import measure
 from hoptrace.cli.fidelity_view import show, show_short
 from hoptrace.reader import open_trace
@@ -32,25 +27,6 @@ from hoptrace.stepcost import fixed
 ROOT = Path(__file__).parents[1]
 FOUR = ROOT / "sample_traces" / "llamacpp-four-slots.trace"
 ONE = ROOT / "sample_traces" / "llamacpp-one-slot.trace"
-
-
-@dataclass
-class Ran:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(*args: str | Path) -> Ran:
-    """The command in this process: a new one costs seconds of imports."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = mock.patch.object(sys, "argv", ["hoptrace", *map(str, args)])
-    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-    return Ran(code, out.getvalue(), err.getvalue())
 
 
 # The sample traces: one machine, one slot instead of four

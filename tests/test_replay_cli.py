@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import polars as pl
 import pytest
+from support.command import run
 from support.workloads import MS, server, store
 
-from hoptrace.cli import main
 from hoptrace.reader import open_trace
 from hoptrace.replay.run import replay
 from hoptrace.stepcost import fixed
-
-
-@dataclass
-class Ran:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(*args: str | Path) -> Ran:
-    """The command in this process: a new one costs seconds of imports."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = mock.patch.object(sys, "argv", ["hoptrace", *map(str, args)])
-    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-    return Ran(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @click.command("advise", short_help="Which flag of the captured engine to change, how much it gains, how to prove it.")
@@ -76,6 +71,7 @@ def command(
     """
     import hoptrace
     from hoptrace.cli.advise_view import as_dict, show
+    from hoptrace.cli.progress import progress
     from hoptrace.errors import EnvironmentProblem, UsageError
     from hoptrace.replay.advise import advise
     from hoptrace.slo import parse_slo
@@ -84,7 +80,7 @@ def command(
         raise UsageError(f"{out} is a folder; a file is wanted.", hint="Choose another name after -o.")
     limits = parse_slo(slo) if slo else None
     parent = hoptrace.open(trace)
-    with _progress(quiet or as_json) as (say, tell):
+    with progress(quiet or as_json, counted=True) as (say, tell):
         advice = advise(parent, slo=limits, tries=tries, say=say, tell=tell, **options)
     text = json.dumps(as_dict(advice, trace, options["rate"])) if as_json or out is not None else ""
     if out is not None:
@@ -98,32 +94,3 @@ def command(
         click.echo(advice.decision.sentence)
     else:
         show(advice, trace, options["rate"])
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """What is being done, on stderr, with a bar where it is known how far it is."""
-    if silent:
-        yield lambda _: None, lambda _done, _of: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def say(text: str) -> None:
-            bar.reset(task, total=None, description=text)
-
-        def tell(done: int, of: int) -> None:
-            bar.update(task, total=of, completed=done)
-
-        yield say, tell

@@ -10,19 +10,30 @@ __all__ = ["progress"]
 
 
 @contextmanager
-def progress(silent: bool) -> Iterator[tuple[Callable[[str], None], Callable[[float], None]]]:
-    """What is being done, on stderr, with a bar where it is known how far it is."""
+def progress(silent: bool, *, counted: bool = False) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
+    """What is being done, on stderr, with a bar where it is known how far it is.
+
+    Gives two functions: what is being done; how far that is, from 0 to 1, or, ``counted``, so many done of so many.
+    """
     if silent:
-        yield lambda _: None, lambda _: None
+        yield lambda _: None, lambda *_: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     columns: list[Any] = [
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        TaskProgressColumn(),
+        MofNCompleteColumn() if counted else TaskProgressColumn(),
         TimeElapsedColumn(),
     ]
     console = Console(stderr=True)
@@ -32,7 +43,7 @@ def progress(silent: bool) -> Iterator[tuple[Callable[[str], None], Callable[[fl
         def say(text: str) -> None:
             bar.reset(task, total=None, description=text)
 
-        def tell(share: float) -> None:
-            bar.update(task, total=1.0, completed=share)
+        def tell(done: float, of: float = 1.0) -> None:
+            bar.update(task, total=of, completed=done)
 
         yield say, tell

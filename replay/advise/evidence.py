@@ -34,7 +34,6 @@ class Evidence:
         reusable: share of all prompt tokens that a cache without end would find; null: the trace holds no prefix blocks.
         reused: share that the own policy found.
         priorities: whether requests bear different priorities.
-        longest_prompt, longest_tokens: of one request; the second with its output.
     """
 
     requests: int
@@ -52,8 +51,6 @@ class Evidence:
     reusable: float | None
     reused: float
     priorities: bool
-    longest_prompt: int
-    longest_tokens: int
 
     @property
     def lacks_kv(self) -> bool:
@@ -94,8 +91,6 @@ def evidence_of(work: Workload, outcome: Outcome, kept: Kept, budget: int | None
         reusable=reuse_share(work),
         reused=float(np.maximum(0, outcome.requests[:, _R["cached_tokens"]]).sum() / prompts),
         priorities=work.priority is not None and len(np.unique(work.priority)) > 1,
-        longest_prompt=_most(work.prompt_tokens),
-        longest_tokens=_most(work.prompt_tokens + work.output_tokens),
     )
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from hoptrace.replay.advise.model import Change
 from hoptrace.replay.advise.scene import Found, Scene, of_share, size_of
 
-__all__ = ["another_server", "budget", "kv_space", "prefix_cache", "sequences"]
+__all__ = [
+    "another_server", "budget", "kv_space", "prefix_cache", "sequences", "server_change", "speculation", "split_change",
+]  # fmt: skip
 
 Typed = Callable[[int], Change]
 _LEAST_BUDGET = 16
@@ -110,6 +112,20 @@ def server_change(
         flag, typed, (f"servers.count={n}", "routing.kind=least_load"), now, size_of(scene.servers, n),
         needs="another server like it", label=label, notes=notes,
     )  # fmt: skip
+
+
+def split_change(flag: str, typed: tuple[str, ...], settings: tuple[str, ...], label: str) -> Change:
+    """The change to a prefill and a decode server: a bound, since one server's trace does not tell what transfers take."""
+    note = "A bound: transfers take no time in it. hoptrace replay --policy pd-1-1 with a [links] of yours says what they take."
+    return Change(flag, typed, settings, "one server for both", 2.0, "another server like it", label, True, (note,))
+
+
+def speculation(scene: Scene, flag: str) -> Found:
+    """Never judged: without proposals a trace does not tell how many are accepted, with them not what a step costs alone."""
+    why = "nobody proposed tokens in this trace, so how many would be accepted is unknown"
+    if scene.speculates:
+        why = "the trace ran with it, and its step cost cannot be told apart from the proposals'"
+    return Found().unjudged(flag, why)
 
 
 def _halves(now: int) -> list[int]:

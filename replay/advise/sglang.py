@@ -118,17 +118,13 @@ def _judge_split(scene: Scene) -> Found:
     if e.mean_running < 1.05:
         return Found().cannot(flag, f"requests hardly meet: {e.mean_running:.2f} run at once on average")
     typed = ("--disaggregation-mode prefill", "and a second server with --disaggregation-mode decode behind a router")
-    note = "A bound: transfers take no time in it. hoptrace replay --policy pd-1-1 with a [links] of yours says what they take."
     settings = ("split.prefill=1", "split.decode=1", "ceilings.links=infinite")
     label = "a prefill/decode split (--disaggregation-mode)"
-    return Found([Change(flag, typed, settings, "one server for both", 2.0, "another server like it", label, True, (note,))])
+    return Found([of.split_change(flag, typed, settings, label)])
 
 
 def _judge_speculation(scene: Scene) -> Found:
-    why = "nobody proposed tokens in this trace, so how many would be accepted is unknown"
-    if scene.speculates:
-        why = "the trace ran with it, and its step cost cannot be told apart from the proposals'"
-    return Found().unjudged("speculative-algorithm", why)
+    return of.speculation(scene, "speculative-algorithm")
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -207,16 +207,12 @@ def _judge_split(scene: Scene) -> Found:
         """and a second server with "kv_role":"kv_consumer" behind a proxy""",
     )
     settings = ("split.prefill=1", "split.decode=1", "split.first_token=recompute", "ceilings.links=infinite")
-    note = "A bound: transfers take no time in it. hoptrace replay --policy pd-1-1 with a [links] of yours says what they take."
     label = "a prefill/decode split (--kv-transfer-config)"
-    return Found([Change(flag, typed, settings, "one server for both", 2.0, "another server like it", label, True, (note,))])
+    return Found([of.split_change(flag, typed, settings, label)])
 
 
 def _judge_speculation(scene: Scene) -> Found:
-    why = "nobody proposed tokens in this trace, so how many would be accepted is unknown"
-    if scene.speculates:
-        why = "the trace ran with it, and its step cost cannot be told apart from the proposals'"
-    return Found().unjudged("speculative-config", why)
+    return of.speculation(scene, "speculative-config")
 
 
 FAMILIES: tuple[Family, ...] = (
