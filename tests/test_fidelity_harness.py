@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 FIDELITY = ROOT / "benchmarks" / "fidelity"
 sys.path.append(str(FIDELITY))
 
-from harness.children import end, spawn, tree  # noqa: E402 — after the path to it
+from harness.children import end, grant, spawn, tree  # noqa: E402 — after the path to it
 from harness.engines import arguments  # noqa: E402
 from harness.evaluate import FIGURES  # noqa: E402
 from harness.gauges import Gauge, Sample, between, busy_of, verdict  # noqa: E402
@@ -367,6 +368,18 @@ def test_mistakes_are_told_in_a_sentence(
 
 
 @pytest.mark.server
+@pytest.mark.parametrize(
+    ("said", "granted"), [(errno.EINVAL, True), (errno.EROFS, True), (errno.EAGAIN, True), (errno.EPERM, False)]
+)
+def test_a_task_in_the_root_autogroup_keeps_its_nice_value(monkeypatch: pytest.MonkeyPatch, said: int, granted: bool) -> None:
+    # A session that init started without setsid(2) is in the root group: Linux answers EINVAL to every weight there.
+    def refused(*_: object) -> int:
+        raise OSError(said, os.strerror(said))
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    assert grant(0, os.getpriority(os.PRIO_PROCESS, 0)) is granted
+
+
 def test_a_whole_cell_killed_in_the_middle_and_gone_on_with(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [sys.executable, str(FIDELITY / "run.py"), str(recipe), "-o", str(out), "--no-table"]

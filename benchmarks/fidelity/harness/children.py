@@ -82,9 +82,17 @@ def task_ns(pid: int, cpus: Sequence[int] | None = None) -> dict[int, int]:
 
 
 def _group(task: int, nice: int) -> None:
-    """With autogroups (sched(7)) a nice value counts among the threads of one session only: a session has a value of its own."""
-    with suppress(FileNotFoundError, ProcessLookupError, BlockingIOError):
+    """With autogroups (sched(7)) a nice value counts among the threads of one session only: a session has a value of its own.
+
+    A task in no session's group is in the root group, whose weight Linux does not let one change (EINVAL): there the nice value
+    counts as it is. A /proc that cannot be written to leaves the group as it was.
+    """
+    try:
         Path(f"/proc/{task or 'self'}/autogroup").write_text(f"{nice}\n")
+    except PermissionError:
+        raise
+    except OSError:
+        pass
 
 
 def grant(task: int, nice: int | str) -> bool:
