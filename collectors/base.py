@@ -14,10 +14,13 @@ class ServerAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a probe found. ``reason`` says why there is nothing to record, and what would change that."""
+    """What a probe found. ``reason`` says why there is nothing to record, and ``remedy`` (or the reason itself) what would change
+    that; ``sees``: what it reads, in a few words."""
 
     available: bool
     reason: str | None = None
+    remedy: str | None = None
+    sees: str | None = None
 
 
 class Collector(Protocol):

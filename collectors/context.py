@@ -9,6 +9,7 @@ from pathlib import Path
 from hoptrace.collectors.engines.http import Api
 from hoptrace.collectors.engines.streams.hashing import HashKey
 from hoptrace.collectors.hardware.listener import Found
+from hoptrace.collectors.hardware.source import Roots, Tracepoints
 from hoptrace.collectors.links import Links
 from hoptrace.manifest import Server
 from hoptrace.writer import TraceWriter
@@ -29,7 +30,12 @@ def channel_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for beyond the URL. Null: found out from the server where that can be."""
+    """What the user asked for beyond the URL. Null: found out from the server where that can be.
+
+    roots: where the machine is looked at. tracepoints: count futex, poll, ioctl and yield calls (by thread of the server, or by
+    CPU). scrape: Prometheus pages beside the servers' own. files: counters that other tools write, followed. max_overhead: what
+    all sources of counters may take of one core; null: they are not held back.
+    """
 
     kv_events: str | None = None
     kv_events_replay: str | None = None
@@ -37,6 +43,11 @@ class Options:
     otlp: tuple[str, int] | None = None
     log: Path | None = None
     channels: Path = field(default_factory=channel_folder)
+    roots: Roots = field(default_factory=Roots)
+    tracepoints: Tracepoints | None = None
+    scrape: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    max_overhead: float | None = 0.01
 
 
 @dataclass(slots=True)

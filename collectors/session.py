@@ -27,6 +27,7 @@ from hoptrace.collectors.base import Collector, Finding
 from hoptrace.collectors.beat import Beat, Source
 from hoptrace.collectors.context import Options
 from hoptrace.collectors.coverage import Coverage
+from hoptrace.collectors.described import manifest_of
 from hoptrace.collectors.engines.streams.hashing import HashKey, load_key
 from hoptrace.collectors.engines.streams.place import PROXY, WIRE
 from hoptrace.collectors.engines.streams.proxy import Proxy, listen
@@ -34,6 +35,7 @@ from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.engines.streams.sniff import Sniffer
 from hoptrace.collectors.hardware.process import ProcessCollector, own_host
 from hoptrace.collectors.links import Links
+from hoptrace.collectors.machine import Machine, asked_of
 from hoptrace.collectors.status import Status
 from hoptrace.collectors.steps import store_steps
 from hoptrace.collectors.target import Target, name_apart
@@ -101,6 +103,7 @@ class Session:
         self._began = 0.0
         self._ended: float | None = None
         self._proxies: list[Proxy] = []
+        self._machine: Machine | None = None
         self.targets: list[Target] = []
         self.findings: dict[str, Finding] = {}
         self.steps_note: str | None = None
@@ -138,6 +141,8 @@ class Session:
         self._status.dropped = dict(self._writer.manifest.rows_dropped)
         self._status.samples = {s.label: s.rows for s in self._sources}
         self._status.missed = {s.label: s.missed for s in self._sources if s.missed}
+        if self._machine is not None:
+            self._machine.tell(self._status)
         self._status.away = any(t.away for t in self.targets)
         return self._status
 
@@ -157,7 +162,10 @@ class Session:
             name_apart(self.targets)
             self._check_port()
             socks = self._socks()
-            self._writer = TraceWriter(self.out, self._manifest())
+            manifest = manifest_of(
+                self.targets, self._host, self._title, proxy=self._listen is not None, seen=self.outside is not None
+            )
+            self._writer = TraceWriter(self.out, manifest)
         except BaseException:
             for sock in socks:
                 sock.close()
@@ -201,6 +209,12 @@ class Session:
                 await self._proxy(target, socks[i])
         if self.outside is None:
             self.findings["proxy"] = Finding(False, "no --proxy was given: requests and tokens are not seen from outside")
+        o = self._options
+        self._machine = Machine(
+            self._writer, self._host, asked_of(o, self.targets), self._every_s, o.max_overhead,
+            lambda name: self._coverage.begin("counters", name, None),
+        )  # fmt: skip
+        self.findings |= await self._machine.start()
         if self._options.otlp is not None:
             await self._receive_spans(self._options.otlp)
         self._writer.update(self._note_findings)
@@ -274,29 +288,10 @@ class Session:
         if not finding.available:
             raise EnvironmentProblem(f"--otlp can't listen: {finding.reason}.", hint="Choose another port: --otlp :4328.")
 
-    def _manifest(self) -> Manifest:
-        nodes, links = [{"name": "client"}], []
-        if self._listen is not None:
-            nodes.append({"name": "proxy"})
-            links.append({"name": "client-proxy", "a": "client", "b": "proxy"})
-        for target in self.targets:
-            name = f"server:{target.name}"
-            near = "client" if self._listen is None else "proxy"
-            nodes.append({"name": name})
-            links.append({"name": f"{near}-{name}", "a": near, "b": name})
-        seen = self._listen is not None or self._sniff is not None
-        return Manifest(
-            origin="recorded",
-            title=self._title,
-            hosts=[{"name": self._host, "clock": "CLOCK_MONOTONIC", "lead": True}],
-            servers=[t.server for t in self.targets],
-            platform={"nodes": nodes, "links": links} if seen else {},
-            notes=[note for t in self.targets for note in t.notes],
-        )
-
     def _note_findings(self, manifest: Manifest) -> None:
         manifest.collectors = [
-            CollectorInfo(name=name, available=f.available, reason=f.reason) for name, f in sorted(self.findings.items())
+            CollectorInfo(name=name, available=f.available, reason=f.reason, remedy=f.remedy, sees=f.sees)
+            for name, f in sorted(self.findings.items())
         ]
 
     # -- run ----------------------------------------------------------------------------------------------------------
@@ -365,6 +360,8 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(self._beat.last(s) for s in self._sources))
+        if self._machine is not None:
+            await self._machine.close()
         await self._close_apis()
 
     async def _close_apis(self) -> None:

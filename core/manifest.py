@@ -85,6 +85,8 @@ class CollectorInfo(_Model):
     name: str
     available: bool
     reason: str | None = None
+    remedy: str | None = None
+    sees: str | None = None
     rows: int = 0
     dropped: dict[str, int] = Field(default_factory=dict)
 

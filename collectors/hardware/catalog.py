@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
+from hoptrace.collectors.hardware.clocks import ClocksSource
 from hoptrace.collectors.hardware.source import Asked, Source
 
 __all__ = ["FAMILIES", "sources"]
@@ -15,5 +16,6 @@ FAMILIES = ("processes", "perf", "kernel", "memory", "nvidia", "amd", "network",
 
 def sources(asked: Asked) -> Iterator[Source]:
     """Every source there can be, whether it is here or not."""
+    yield ClocksSource(asked.roots)
     for family in FAMILIES:
         yield from import_module(f"hoptrace.collectors.hardware.{family}").sources(asked)

@@ -1,0 +1,52 @@
+"""The machine around a capture's servers: the sources of counters, and what their probes found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from hoptrace.collectors.base import Finding
+from hoptrace.collectors.context import Options
+from hoptrace.collectors.hardware import catalog
+from hoptrace.collectors.hardware.source import Asked, Server
+from hoptrace.collectors.hardware.station import Station
+from hoptrace.collectors.status import Status
+from hoptrace.collectors.target import Target
+from hoptrace.writer import TraceWriter
+
+__all__ = ["Machine", "asked_of"]
+
+
+def asked_of(options: Options, targets: Sequence[Target] = ()) -> Asked:
+    """What the sources are to look at."""
+    servers = [Server(t.name, t.ctx.find) for t in targets if t.ctx.find is not None]
+    return Asked(options.roots, servers, options.tracepoints, options.scrape, options.files)
+
+
+class Machine:
+    """Begins with :meth:`start`; ``recorded`` is told the name of each source whose first sample is in."""
+
+    def __init__(
+        self, writer: TraceWriter, host: str, asked: Asked, every_s: float, max_overhead: float | None,
+        recorded: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._station = Station(writer, host, catalog.sources(asked), every_s, max_overhead, recorded)
+
+    async def start(self) -> dict[str, Finding]:
+        """Probe all sources and sample those that are there; gives what was found."""
+        # In a thread: a driver may take a second to load.
+        found = await asyncio.to_thread(self._station.probe)
+        self._station.start()
+        return {name: Finding(f.available, f.reason, f.remedy, f.sees) for name, f in found.items()}
+
+    def tell(self, status: Status) -> None:
+        """Add the sources' figures to a status."""
+        for run in self._station.running:
+            if run.opened:
+                status.samples[run.source.name] = run.sink.rows
+            if run.missed:
+                status.missed[run.source.name] = run.missed
+
+    async def close(self) -> None:
+        """Stop, with a last sample."""
+        await asyncio.to_thread(self._station.close)
