@@ -106,6 +106,7 @@ class Session:
         self._machine: Machine | None = None
         self.targets: list[Target] = []
         self.findings: dict[str, Finding] = {}
+        self.machine_found: dict[str, Finding] = {}
         self.steps_note: str | None = None
 
     @property
@@ -214,7 +215,8 @@ class Session:
             self._writer, self._host, asked_of(o, self.targets), self._every_s, o.max_overhead,
             lambda name: self._coverage.begin("counters", name, None),
         )  # fmt: skip
-        self.findings |= await self._machine.start()
+        self.machine_found = await self._machine.start()
+        self.findings |= self.machine_found
         if self._options.otlp is not None:
             await self._receive_spans(self._options.otlp)
         self._writer.update(self._note_findings)

@@ -49,6 +49,11 @@ class Sink:
         self._dropped: dict[str, int] = {}
         self.rows = 0
 
+    @property
+    def series_count(self) -> int:
+        """Series that have been declared."""
+        return len(self._keys)
+
     def now_ns(self) -> int:
         """Now, on the trace clock."""
         return self._writer.clock.now_ns()

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hoptrace.collectors.hardware import procfs
 
-__all__ = ["MAX_PROCESSES", "Process", "Role", "arguments", "tree_of"]
+__all__ = ["MAX_PROCESSES", "Process", "Role", "arguments", "server_title", "tree_of"]
 
 MAX_PROCESSES = 64
 """Processes of one server that are looked at: those nearest to the listener."""
@@ -86,6 +86,18 @@ def tree_of(pid: int, proc: Path = Path("/proc")) -> list[Process]:
                 seen.add(child)
                 queue.append(child)
     return found
+
+
+def server_title(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """The title of a process that serves an engine's API; null if it is none."""
+    try:
+        stat = procfs.process_stat(proc / str(pid))
+    except (OSError, ValueError):
+        return None
+    command = _title(proc / str(pid)) or stat.command
+    if stat.command.split(":")[0] in _SHELLS or _role(command, stat.command) != "api":
+        return None
+    return command
 
 
 def arguments(pid: int, proc: Path = Path("/proc")) -> list[str]:

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from hoptrace.collectors.session import Session
 
-__all__ = ["Address", "Duration", "Pid", "command"]
+__all__ = ["Address", "Duration", "Percent", "Pid", "command"]
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -42,6 +42,20 @@ class Address(click.ParamType[tuple[str, int]]):
         if not port.isascii() or not port.isdigit() or int(port) > 65535:
             self.fail(f"{value!r} is not [HOST]:PORT; write it like :9000 or 0.0.0.0:9000", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class Percent(click.ParamType[Any]):
+    """A share of a core as 1% or 0.5%; none: no limit."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "none" or isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)%", str(value).strip())
+        if match is None or not 0 < float(match[1]) <= 100:
+            self.fail(f"{value!r} is not a share of a core; write it like 1% or 0.5%, or none", param, ctx)
+        return float(match[1]) / 100
 
 
 class Pid(click.ParamType[Any]):
@@ -78,6 +92,32 @@ class Pid(click.ParamType[Any]):
 @click.option(
     "--every", type=Duration(), default="100ms", metavar="100ms", show_default=True, help="Time between samples of counters."
 )
+@click.option("--scrape", multiple=True, metavar="URL", help="Also record this Prometheus page (dcgm-exporter, node_exporter …).")
+@click.option(
+    "--counters-file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Follow counters that another tool writes (PCM's CSV).",
+)
+@click.option(
+    "--tracepoints",
+    type=click.Choice(["thread", "cpu"]),
+    help="Count futex, poll, ioctl and yield calls: by thread of the server (slows it), or by CPU.",
+)
+@click.option(
+    "--max-overhead",
+    type=Percent(),
+    default="1%",
+    metavar="1%|none",
+    show_default=True,
+    help="What all counters may take of a core; what costs more is read half as often.",
+)
+@click.option(
+    "--proc", type=click.Path(path_type=Path), default="/proc", metavar="DIR", help="The host's /proc, seen from a container."
+)
+@click.option("--sys", "sysfs", type=click.Path(path_type=Path), default="/sys", metavar="DIR", help="Its /sys.")
 @click.option("--no-hashes", is_flag=True, help="Do not hash the prompts' prefixes.")
 @click.option(
     "--group", default="default", metavar="NAME", show_default=True, help="Whose key hashes prompts: equal groups compare."
@@ -99,6 +139,12 @@ def command(
     pid: Any,
     duration: float | None,
     every: float,
+    scrape: tuple[str, ...],
+    files: tuple[Path, ...],
+    tracepoints: Any,
+    max_overhead: Any,
+    proc: Path,
+    sysfs: Path,
     no_hashes: bool,
     group: str,
     key_env: str | None,
@@ -117,6 +163,10 @@ def command(
     everything on, byte for byte; point clients at it. No prompt and no answer is stored: of a prompt its length, and keyed
     hashes of its leading blocks (see --no-hashes).
 
+    Beside the servers, the machine is recorded on the same clock: their threads' waits for a CPU, switches and faults, memory,
+    links, disks, devices, as far as it has them (`hoptrace doctor` says what is here, and why not). What costs more than
+    --max-overhead is read less often; the trace holds what all of it took.
+
     Several URLs (a prefill and a decode server, a router and its workers) go into one trace; with --proxy the second server has
     the next port, and so on. A request that a router hands on with the same x-request-id is one request with several stays.
 
@@ -133,6 +183,8 @@ def command(
       hoptrace attach http://127.0.0.1:8080 --proxy :9000 --duration 60s --json -o run.trace
       hoptrace attach http://prefill:8100 http://decode:8200 --proxy :9000 -o pd.trace
       hoptrace attach http://127.0.0.1:8080 -o counters.trace          no requests, what the engine tells
+      hoptrace attach http://127.0.0.1:8000 --proxy :9000 --scrape http://127.0.0.1:9400/metrics -o gpus.trace
+      hoptrace attach http://127.0.0.1:8000 --proxy :9000 --tracepoints cpu -o waits.trace
 
     \b
     Exit code: 0 done, 2 wrong use, 4 nothing listens there, no OpenAI-compatible server, port taken, disk full.
@@ -146,6 +198,7 @@ def command(
     from hoptrace.cli.attach_view import end, summary
     from hoptrace.cli.patience import patiently
     from hoptrace.collectors.context import Options
+    from hoptrace.collectors.hardware.source import Roots
     from hoptrace.errors import UsageError
 
     if not re.fullmatch(r"[\w.-]{1,64}", group):
@@ -159,7 +212,10 @@ def command(
         )
     if kv_replay is not None and kv_events is None:
         raise UsageError("--kv-replay belongs to --kv-events.", hint="Give both, or neither: then the server's flags tell.")
-    options = Options(kv_events=kv_events, kv_events_replay=kv_replay, forward_pass=forward_pass, otlp=otlp, log=log)
+    options = Options(
+        kv_events=kv_events, kv_events_replay=kv_replay, forward_pass=forward_pass, otlp=otlp, log=log, roots=Roots(proc, sysfs),
+        tracepoints=tracepoints, scrape=scrape, files=files, max_overhead=None if max_overhead == "none" else max_overhead,
+    )  # fmt: skip
     of_one = {"--kv-events": kv_events, "--forward-pass": forward_pass, "--log": log}
     given = [name for name, value in of_one.items() if value is not None]
     if len(urls) > 1 and given:

@@ -25,7 +25,12 @@ def begin(err: Console, session: Session) -> None:
     if session.outside == "proxy":
         for proxy, url in zip(session.proxy_urls, urls, strict=True):
             err.print(f"Send requests to {proxy} instead of {url}.", style="bold", markup=False)
+    here = sum(f.available for f in session.machine_found.values())
+    away = len(session.machine_found) - here
+    err.print(f"Beside them {here} sources of counters of this machine; {away} are not here (`hoptrace doctor` says why).")
     for name, finding in session.findings.items():
+        if name in session.machine_found:
+            continue
         if finding.reason and (finding.available or name.split("@")[0] not in _OPTIONAL):
             err.print(f"  {name}: {finding.reason}", markup=False)
 
@@ -56,7 +61,14 @@ class StatusLine:
 
 
 def _unseen(session: Session, status: Status) -> list[str]:
-    out = [f"{name}: {f.reason}" for name, f in sorted(session.findings.items()) if not f.available and f.reason]
+    machine = session.machine_found
+    out = [
+        f"{name}: {f.reason}"
+        for name, f in sorted(session.findings.items())
+        if not f.available and f.reason and name not in machine
+    ]
+    if away := sorted(name for name, f in machine.items() if not f.available):
+        out.append(f"counters that are not here ({', '.join(away)}): `hoptrace doctor` says why")
     r = status.requests
     if session.outside == "proxy" and not r.started:
         out.append(f"no request came through the proxy: point clients at it instead of {session.url}")
