@@ -58,10 +58,10 @@ class Station:
     max_overhead: float | None = 0.01
     recorded: Callable[[str], None] = lambda name: None
     running: list[Running] = field(default_factory=list)
+    hand_over_cpu_ns: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
     _own: Sink | None = None
-    _flush_cpu_ns: int = 0
 
     def probe(self) -> dict[str, Found]:
         """Look at every source; gives what was found, by name."""
@@ -213,7 +213,7 @@ class Station:
             run.sink.flush()
         if self._own is not None:
             self._own.flush()
-        self._flush_cpu_ns += time.thread_time_ns() - cpu
+        self.hand_over_cpu_ns += time.thread_time_ns() - cpu
 
     def _tell(self) -> None:
         """What the collecting itself costs, and how well it kept its beat: series like all others."""
@@ -232,7 +232,7 @@ class Station:
             own.put(own.series(entity, "late_ns", "ns", "gauge"), run.late_ns)
             own.put(own.series(entity, "every_ns", "ns", "gauge"), round(run.every_s * 1e9))
             run.late_ns = 0
-        own.put(own.series("collector:station", "cpu_ns", "ns", "cumulative"), self._flush_cpu_ns)
+        own.put(own.series("collector:station", "cpu_ns", "ns", "cumulative"), self.hand_over_cpu_ns)
 
 
 def _probe(source: Source) -> Found:
