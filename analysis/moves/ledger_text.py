@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hoptrace.analysis.moves.ledger import Amplification, Ledger
-from hoptrace.analysis.moves.ledger_links import BUSY, LinkUse, LinkWay
-from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
+from hoptrace.analysis.moves.ledger_links_text import busy_lines, links
+from hoptrace.analysis.text import bytes_text, count_text, counted, percent
 
 __all__ = ["blocks"]
 
@@ -30,7 +30,7 @@ def blocks(book: Ledger, *, full: bool = False) -> list[RenderableType]:
         out.append(Text(f"Moved ÷ size counted once: {said}."))
     if full:
         out += [Text(line) for line in _assumed(book)]
-        out += _links(book)
+        out += links(book.link_uses)
     out += [Text(line, style="yellow") for line in _odd(book)]
     out += [Text(line) for line in (_reuse(book, full=full))]
     out += [Text(line) for line in _reusable(book, full=full)]
@@ -95,44 +95,13 @@ def _assumed(book: Ledger) -> list[str]:
     ]
 
 
-def _links(book: Ledger) -> list[RenderableType]:
-    shown = [(u, w) for u in book.link_uses for w in u.ways]
-    if not shown:
-        return []
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("link")
-    table.add_column("direction")
-    for name in ("moves tell", "counted", "unexplained", "mean", "peak", "over 80 %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for u, w in shown:
-        total = sum(w.moved_bytes.values())
-        table.add_row(
-            Text(u.link),
-            Text(w.way),
-            _bound(total if w.moved_bytes or not w.bytes_unknown else None, bool(w.bytes_unknown)),
-            bytes_text(None if w.counter is None else w.counter.bytes),
-            bytes_text(w.unexplained_bytes),
-            percent(w.mean),
-            percent(w.peak),
-            duration_text(w.busy_ns),
-        )
-    return [table, *(Text(f"{u.link}, {w.way}: {w.says}", style="dim") for u, w in shown if w.counter is not None)]
-
-
 def _odd(book: Ledger) -> list[str]:
     """What a reader should see without asking: full links, data on another wire, laws that do not hold."""
-    out = [_busy(u, w) for u in book.link_uses for w in u.ways if w.busy_ns]
+    out = busy_lines(book.link_uses)
     out += book.notes
     freed = [b for b in book.residency.blocks if b.unseen_blocks]
     out += [f"{b.server}, {b.medium}: {counted(b.unseen_blocks, 'block')} freed that never came." for b in freed]
     return out
-
-
-def _busy(u: LinkUse, w: LinkWay) -> str:
-    return (
-        f"Link {u.link}, {w.way}: over {BUSY:.0%} full for {duration_text(w.busy_ns)} (peak {percent(w.peak)}, "
-        f"mean {percent(w.mean)}; by its {w.told_by})."
-    )
 
 
 def _reuse(book: Ledger, *, full: bool) -> list[str]:
