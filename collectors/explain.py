@@ -8,6 +8,8 @@ from typing import Literal
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Options
 from hoptrace.collectors.engines.plan import Plan, plan
+from hoptrace.collectors.hardware.processes.process import ProcessSource
+from hoptrace.collectors.hardware.source import Server as Watched
 from hoptrace.collectors.target import Target
 from hoptrace.manifest import Server
 
@@ -30,6 +32,9 @@ async def explain(
     target = await Target.find(url, key=key, pid=pid, options=options or Options())
     try:
         findings = {c.name: finding for c, finding in await target.probe(target.collectors())}
+        if target.ctx.find is not None:
+            found = ProcessSource(Watched(target.name, target.ctx.find), target.ctx.options.roots).probe()
+            findings["process"] = Finding(found.available, found.reason, found.remedy, found.sees)
         return Explained(target.server, findings, plan(target.ctx, findings, target.notes))
     finally:
         await target.ctx.api.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Options
 from hoptrace.collectors.hardware import catalog
+from hoptrace.collectors.hardware.processes.process import ProcessSource
 from hoptrace.collectors.hardware.source import Asked, Server
 from hoptrace.collectors.hardware.station import Station
 from hoptrace.collectors.status import Status
@@ -38,6 +39,11 @@ class Machine:
         found = await asyncio.to_thread(self._station.probe)
         self._station.start()
         return {name: Finding(f.available, f.reason, f.remedy, f.sees) for name, f in found.items()}
+
+    def pid(self, server: str) -> int | None:
+        """The process of a server, if it was found."""
+        mine = (r.source for r in self._station.running)
+        return next((s.pid for s in mine if isinstance(s, ProcessSource) and s.server == server), None)
 
     def tell(self, status: Status) -> None:
         """Add the sources' figures to a status."""

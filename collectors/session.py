@@ -33,7 +33,7 @@ from hoptrace.collectors.engines.streams.place import PROXY, WIRE
 from hoptrace.collectors.engines.streams.proxy import Proxy, listen
 from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.engines.streams.sniff import Sniffer
-from hoptrace.collectors.hardware.process import ProcessCollector, own_host
+from hoptrace.collectors.hardware.host import own_host
 from hoptrace.collectors.links import Links
 from hoptrace.collectors.machine import Machine, asked_of
 from hoptrace.collectors.status import Status
@@ -217,6 +217,9 @@ class Session:
         )  # fmt: skip
         self.machine_found = await self._machine.start()
         self.findings |= self.machine_found
+        for target in self.targets:
+            if (pid := self._machine.pid(target.name)) is not None:
+                target.server.pid, target.server.host = pid, self._host
         if self._options.otlp is not None:
             await self._receive_spans(self._options.otlp)
         self._writer.update(self._note_findings)
@@ -238,8 +241,6 @@ class Session:
             self.findings[label] = finding
             if finding.available:
                 self._sources.append(Source(label, c, target.name if target else None))
-            if target and isinstance(c, ProcessCollector) and c.pid is not None:
-                target.server.pid, target.server.host = c.pid, self._host
         if target and target.ctx.find is None:
             self.findings[self._label("process", target)] = Finding(False, "turned off by --pid none")
 

@@ -16,8 +16,8 @@ from hoptrace.collectors.engines import catalog
 from hoptrace.collectors.engines.http import Api
 from hoptrace.collectors.engines.identify import identify
 from hoptrace.collectors.engines.streams.hashing import HashKey
-from hoptrace.collectors.hardware.listener import Found, find_listener
-from hoptrace.collectors.hardware.process import ProcessCollector, fixed, own_host
+from hoptrace.collectors.hardware.host import own_host
+from hoptrace.collectors.hardware.listener import Found, find_listener, fixed
 from hoptrace.collectors.urls import port_of
 from hoptrace.errors import HoptraceError
 from hoptrace.manifest import Server
@@ -60,12 +60,8 @@ class Target:
             raise
 
     def collectors(self) -> list[Collector]:
-        """The engine's sources, and the process as the operating system sees it."""
-        ctx = self.ctx
-        found = list(catalog.sources(ctx))
-        if ctx.find is not None:
-            found.append(ProcessCollector(ctx.find, ctx.host, ctx.writer))
-        return found
+        """The engine's sources."""
+        return list(catalog.sources(self.ctx))
 
     async def answers(self) -> bool:
         """Whether something accepts connections; asks nothing, so a busy engine is no matter."""

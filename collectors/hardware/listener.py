@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from hoptrace.collectors.urls import port_of
+from hoptrace.errors import UsageError
 
-__all__ = ["Found", "find_listener", "local_address"]
+__all__ = ["Found", "find_listener", "fixed", "local_address"]
 
 _LISTEN = "0A"
 _FORWARDERS = ("docker-proxy", "rootlessport", "slirp4netns", "pasta", "ssh", "kubectl")
@@ -45,6 +47,21 @@ def find_listener(url: str, *, proc: Path = Path("/proc"), local: set[str] | Non
     if command in _FORWARDERS:
         return Found(None, f"port {port} is held by {command}, which only forwards to the server: give the server's --pid")
     return Found(pid)
+
+
+def fixed(pid: int, url: str | None = None) -> Callable[[], Found]:
+    """``find`` for a number that the user gave, with a remark where another process holds ``url``'s port.
+
+    Raises:
+        UsageError: there is no such process.
+    """
+    if Path("/proc/stat").exists() and not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"There is no process {pid}.", hint="Give the server's number, or --pid auto.")
+    holder = find_listener(url).pid if url is not None else None
+    # An engine may well be another process than the one that listens: a remark, no refusal.
+    other = holder not in (None, pid)
+    remark = f"process {pid} does not hold the server's port, {holder} does: is it the server's?" if other else None
+    return lambda: Found(pid, remark) if Path(f"/proc/{pid}").exists() else Found(None, f"there is no process {pid}")
 
 
 def local_address(host: str, local: set[str] | None = None) -> bool:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "CpuTimes", "ProcessStat", "SchedStat", "boot_id", "cpu_times", "pressure", "process_stat", "schedstat", "switches",
-    "threads", "uptime_ns",
+    "CPU_FIELDS", "PAGE_BYTES", "TICK_NS", "CpuTimes", "ProcessStat", "SchedStat", "boot_id", "cpu_times", "process_stat",
+    "schedstat", "stat_of", "switches", "threads", "uptime_ns",
 ]  # fmt: skip
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,17 @@ def boot_id(proc: Path) -> str:
 
 def process_stat(folder: Path) -> ProcessStat:
     """``folder`` is /proc/PID or /proc/PID/task/TID. OSError if it is gone, ValueError if it is not in the kernel's format."""
-    text = (folder / "stat").read_text("utf-8", "replace")
+    return stat_of((folder / "stat").read_bytes(), folder / "stat")
+
+
+def stat_of(data: bytes, path: Path | None = None) -> ProcessStat:
+    """The content of a stat file; ``path`` is for the error. ValueError if it is not in the kernel's format."""
+    text = data.decode("utf-8", "replace")
     # The command may hold spaces and parentheses: the last one ends it.
     begin, end = text.index("("), text.rindex(")")
     f = text[end + 2 :].split()
     if len(f) < 22:
-        raise ValueError(f"{folder / 'stat'} has {len(f)} fields")
+        raise ValueError(f"{path or 'stat'} has {len(f)} fields")
     return ProcessStat(
         command=text[begin + 1 : end],
         state=f[0],
@@ -107,7 +112,7 @@ def cpu_times(proc: Path) -> CpuTimes:
     for line in (proc / "stat").read_text().splitlines():
         name, *values = line.split()
         if name == "cpu":
-            times = {f"{kind}_ns": int(v) * TICK_NS for kind, v in zip(_CPU_FIELDS, values, strict=False)}
+            times = {f"{kind}_ns": int(v) * TICK_NS for kind, v in zip(CPU_FIELDS, values, strict=False)}
         elif name.startswith("cpu") and name[3:].isdigit():
             cpus += 1
     if not times:
@@ -121,19 +126,3 @@ def uptime_ns(proc: Path) -> int | None:
         return round(float((proc / "uptime").read_text().split()[0]) * 1e9)
     except (OSError, ValueError, IndexError):
         return None
-
-
-def pressure(proc: Path) -> dict[str, int]:
-    """Pressure stall totals since boot, in ns, by ``cpu_some_ns``, ``memory_full_ns`` …; empty where there are none."""
-    totals: dict[str, int] = {}
-    for resource in ("cpu", "memory", "io"):
-        try:
-            text = (proc / "pressure" / resource).read_text()
-        except OSError:
-            continue
-        for line in text.splitlines():
-            kind, *fields = line.split()
-            for field in fields:
-                if field.startswith("total="):
-                    totals[f"{resource}_{kind}_ns"] = int(field.removeprefix("total=")) * 1000
-    return totals

@@ -29,10 +29,15 @@ def begin(err: Console, session: Session) -> None:
     away = len(session.machine_found) - here
     err.print(f"Beside them {here} sources of counters of this machine; {away} are not here (`hoptrace doctor` says why).")
     for name, finding in session.findings.items():
-        if name in session.machine_found:
+        if name in session.machine_found and not _servers_own(name):
             continue
         if finding.reason and (finding.available or name.split("@")[0] not in _OPTIONAL):
             err.print(f"  {name}: {finding.reason}", markup=False)
+
+
+def _servers_own(name: str) -> bool:
+    """Whether a source of counters is a server's process: where it is not found, its user wants to know at once."""
+    return name.split("@")[0] == "process"
 
 
 class StatusLine:
@@ -61,7 +66,7 @@ class StatusLine:
 
 
 def _unseen(session: Session, status: Status) -> list[str]:
-    machine = session.machine_found
+    machine = {n: f for n, f in session.machine_found.items() if not _servers_own(n)}
     out = [
         f"{name}: {f.reason}"
         for name, f in sorted(session.findings.items())

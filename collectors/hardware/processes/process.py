@@ -1,0 +1,250 @@
+"""A server's processes as the operating system sees them.
+
+Entities: ``process:PID`` of each process of the server's tree (API servers, engines, workers), ``thread:PID/TID`` (at most 64 in
+all, the busiest, once a second). Events of kind `process` say which is which. Files: proc_pid_stat(5), proc_pid_io(5),
+Documentation/scheduler/sched-stats.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hoptrace.collectors.hardware import procfs
+from hoptrace.collectors.hardware.file import KeptFile
+from hoptrace.collectors.hardware.processes.slowly import Slowly
+from hoptrace.collectors.hardware.processes.threads import Threads
+from hoptrace.collectors.hardware.sink import Sink
+from hoptrace.collectors.hardware.source import Found, Pace, Roots, Server
+from hoptrace.collectors.hardware.tree import tree_of
+
+__all__ = ["MAX_THREADS", "ProcessSource"]
+
+MAX_THREADS = 64
+"""Threads that get rows of their own, of all of the server's processes together."""
+
+_THREADS_EVERY_NS, _TREE_EVERY_NS, _SEARCH_EVERY_NS = 1_000_000_000, 5_000_000_000, 2_000_000_000
+_TOLD_ROLES = ("api", "engine", "worker")
+_SUMS = (("on_cpu_ns", "ns"), ("run_delay_ns", "ns"), ("timeslices", "times"))
+_STAT = (
+    ("cpu_user_ns", "ns"), ("cpu_system_ns", "ns"), ("minor_faults", "faults"), ("major_faults", "faults"),
+)  # fmt: skip
+
+
+class _Life:
+    """One life of one process: its files and its series."""
+
+    def __init__(self, pid: int, folder: Path, start_ticks: int, boot: str, out: Sink) -> None:
+        self.pid, self.start_ticks = pid, start_ticks
+        self.stat = KeptFile(folder / "stat")
+        self.threads = Threads(folder, start_ticks)
+        self.listed = 0
+        self.due_ns = 0
+        entity, self.incarnation = f"process:{pid}", f"{boot}/{start_ticks}"
+        self.counted = [
+            out.series(entity, name, unit, "cumulative", incarnation=self.incarnation, width_bits=64) for name, unit in _STAT
+        ]
+        self.gauges = [
+            out.series(entity, name, unit, "gauge", incarnation=self.incarnation)
+            for name, unit in (("threads", "threads"), ("rss_bytes", "bytes"))
+        ]
+        self.sums = [
+            out.series(entity, name, unit, "cumulative", incarnation=self.incarnation, width_bits=64) for name, unit in _SUMS
+        ]
+        self.slowly = Slowly(folder, entity, self.incarnation)
+
+    def close(self) -> None:
+        self.stat.close()
+        self.threads.close()
+        self.slowly.close()
+
+
+class ProcessSource:
+    """Samples a server's process and those that it has started. ``server.find`` tells its number, and is asked again when it has
+    gone. ``several``: of several servers, the source bears the server's name."""
+
+    answers = "whether the server's threads ran, waited for a CPU, or slept; their switches, faults and memory"
+    pace: Pace = "fast"
+    every_s = None
+
+    def __init__(self, server: Server, roots: Roots | None = None, *, several: bool = False) -> None:
+        self._server = server
+        self.name = f"process@{server.name}" if several else "process"
+        self.server = server.name
+        self._proc = (roots or Roots()).proc
+        self._boot = procfs.boot_id(self._proc)[:8]
+        self._lives: dict[int, _Life] = {}
+        self._roles: dict[int, str] = {}
+        self._tree_due_ns = self._search_due_ns = self._threads_due_ns = 0
+        self._boot_ns: int | None = None
+        self._began_ns: int | None = None
+        self._told: set[tuple[int, int]] = set()
+        self.pid: int | None = None
+        self._start_ticks = 0
+
+    def probe(self) -> Found:
+        if not (self._proc / "stat").exists():
+            return Found("absent", "this system has no Linux /proc", "hoptrace counters need Linux")
+        found = self._server.find()
+        if found.pid is None:
+            return Found("absent", found.reason, "name the process after --pid")
+        folder = self._proc / str(found.pid)
+        try:
+            self._start_ticks = procfs.process_stat(folder).start_ticks
+        except (OSError, ValueError):
+            return Found(
+                "absent", f"there is no process {found.pid} that this user may look at", "run as the server's user or root"
+            )
+        self.pid = found.pid
+        sees = f"process {found.pid}"
+        try:
+            procfs.schedstat(folder / "task" / str(found.pid))
+        except (OSError, ValueError):
+            return Found("ok", found.reason or "this kernel offers no schedstat: no run-queue delay", sees=sees)
+        return Found("ok", found.reason, sees=sees)
+
+    def open(self, out: Sink) -> None:
+        if self.pid is not None:
+            self._take(self.pid, self._start_ticks, out)
+
+    def sample(self, out: Sink) -> None:
+        now = out.now_ns()
+        if self._began_ns is None and (up := procfs.uptime_ns(self._proc)) is not None:
+            self._began_ns, self._boot_ns = now, now - up
+        if self.pid is None and now >= self._search_due_ns:
+            self._search_due_ns = now + _SEARCH_EVERY_NS
+            self._search(out)
+        if self.pid is None:
+            return
+        if now >= self._tree_due_ns:
+            self._tree_due_ns = now + _TREE_EVERY_NS
+            self._look_at_tree(out)
+        threads_too = now >= self._threads_due_ns
+        if threads_too:
+            self._threads_due_ns = now + _THREADS_EVERY_NS
+        for life in list(self._lives.values()):
+            self._one(life, threads_too, out)
+        if threads_too and self.pid is not None:
+            self._threads(now, out)
+
+    def close(self) -> None:
+        for life in self._lives.values():
+            life.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _take(self, pid: int, start_ticks: int, out: Sink) -> None:
+        self.pid = pid
+        self._lives = {pid: _Life(pid, self._proc / str(pid), start_ticks, self._boot, out)}
+        self._roles = {}
+        self._threads_due_ns = self._tree_due_ns = 0
+
+    def _search(self, out: Sink) -> None:
+        found = self._server.find()
+        if found.pid is None:
+            return
+        try:
+            start_ticks = procfs.process_stat(self._proc / str(found.pid)).start_ticks
+        except (OSError, ValueError):
+            return
+        self._take(found.pid, start_ticks, out)
+        out.event("start", f"the server's process is {found.pid}", self.server)
+
+    def _look_at_tree(self, out: Sink) -> None:
+        """Processes that the server has started. Those that have gone are seen when they are read."""
+        assert self.pid is not None
+        tree = tree_of(self.pid, self._proc)
+        for process in tree:
+            if process.pid in self._lives and process.pid in self._roles:
+                continue
+            if process.pid not in self._lives:
+                folder = self._proc / str(process.pid)
+                self._lives[process.pid] = _Life(process.pid, folder, process.start_ticks, self._boot, out)
+            self._roles[process.pid] = process.role
+            if len(tree) > 1 and process.role in _TOLD_ROLES:
+                detail = f"process {process.pid} is the server's: {process.role} ({process.command})"
+                out.event("process", detail, self.server)
+
+    def _one(self, life: _Life, threads_too: bool, out: Sink) -> None:
+        """One process. Its rows have its own time: a server may have dozens of processes, with hundreds of threads to read."""
+        before = out.now_ns()
+        try:
+            stat = procfs.stat_of(life.stat.read())
+            if stat.start_ticks != life.start_ticks or stat.state in ("Z", "X"):
+                raise ProcessLookupError(life.pid)  # the number was given to another process, or this one has ended
+            if threads_too or stat.threads != life.listed:
+                life.threads.look()
+                life.listed = stat.threads
+            else:
+                life.threads.read()
+        except PermissionError:
+            out.at(before, out.now_ns())
+            out.fail([*life.counted, *life.gauges], "denied")
+            return
+        except (OSError, ValueError):
+            out.at(before, out.now_ns())
+            out.fail([*life.counted, *life.gauges, *(life.sums if life.threads.last else ())], "lost")
+            self._gone(life, out)
+            return
+        out.at(before, out.now_ns())
+        out.put_all(life.counted, (stat.user_ns, stat.system_ns, stat.minor_faults, stat.major_faults))
+        out.put_all(life.gauges, (stat.threads, stat.rss_bytes))
+        if life.threads.last:
+            # Over all threads, since this source came.
+            out.put_all(life.sums, (life.threads.on_cpu_ns, life.threads.run_delay_ns, life.threads.timeslices))
+        if threads_too:
+            life.slowly.sample(out)
+
+    def _gone(self, life: _Life, out: Sink) -> None:
+        role = self._roles.pop(life.pid, None)
+        self._lives.pop(life.pid, None)
+        life.close()
+        if life.pid == self.pid:
+            out.event("stop", f"process {life.pid} is gone", self.server)
+            self.close()
+            self.pid, self._lives, self._roles = None, {}, {}
+        elif role in _TOLD_ROLES:
+            out.event("process", f"process {life.pid} is gone ({role})", self.server)  # "stop" is the server's
+
+    def _threads(self, now_ns: int, out: Sink) -> None:
+        """The busiest threads, each with rows of its own time."""
+        keys = [(life, tid) for life in self._lives.values() for tid in life.threads.last]
+        keys.sort(key=lambda k: (-k[0].threads.busy.get(k[1], 0), k[0].pid, k[1]))
+        for life, tid in sorted(keys[:MAX_THREADS], key=lambda k: (k[0].pid, k[1])):
+            before = out.now_ns()
+            folder = self._proc / str(life.pid) / "task" / str(tid)
+            try:
+                stat = procfs.process_stat(folder)
+                switched = procfs.switches(folder)
+            except (OSError, ValueError):
+                continue  # it ended
+            after = out.now_ns()
+            read = life.threads.last[tid]
+            values = [("on_cpu_ns", "ns", read.on_cpu_ns), ("run_delay_ns", "ns", read.run_delay_ns)]
+            values += [("timeslices", "times", read.timeslices)]
+            values += [("minor_faults", "faults", stat.minor_faults), ("major_faults", "faults", stat.major_faults)]
+            if switched is not None:
+                values += [("voluntary_switches", "switches", switched[0]), ("involuntary_switches", "switches", switched[1])]
+            entity, incarnation = f"thread:{life.pid}/{tid}", f"{self._boot}/{stat.start_ticks}"
+            numbers = [
+                out.series(entity, name, unit, "cumulative", incarnation=incarnation, width_bits=64) for name, unit, _ in values
+            ]
+            for born in self._birth(life, tid, stat.start_ticks, now_ns):
+                out.at(born - procfs.TICK_NS, born + procfs.TICK_NS)
+                out.put_all(numbers, [0] * len(numbers))
+            out.at(before, after)
+            out.put_all(numbers, [value for _, _, value in values])
+
+    def _birth(self, life: _Life, tid: int, start_ticks: int, now_ns: int) -> Iterator[int]:
+        """When a thread that has no rows yet began, if that was in this capture: all that it has counted belongs to it then, and
+        its counters began there at 0."""
+        if (tid, start_ticks) in self._told:
+            return
+        self._told.add((tid, start_ticks))
+        if self._boot_ns is None or self._began_ns is None:
+            return
+        born = self._boot_ns + start_ticks * procfs.TICK_NS
+        # Uptime and start are cut to 10 ms each, so by these alone a thread that was there before may look 10 ms too young.
+        if tid in life.threads.present and born <= self._began_ns + 2 * procfs.TICK_NS:
+            return
+        yield min(max(born, self._began_ns), now_ns)
