@@ -9,6 +9,7 @@ __all__ = ["KeptFile", "read_int", "read_text"]
 
 _FIRST = 4096
 _LARGEST = 16 << 20
+_WHOLE = 2048
 
 
 class KeptFile:
@@ -29,8 +30,8 @@ class KeptFile:
             while len(data) == self._size and self._size < _LARGEST:
                 self._size *= 2
                 data = os.pread(self._fd, self._size, 0)
-            # The kernel may give a table in pieces of a page.
-            while data and (more := os.pread(self._fd, self._size, len(data))):
+            # The kernel gives a table in pieces of about a page (seq_file), so what is shorter is the whole.
+            while len(data) >= _WHOLE and (more := os.pread(self._fd, self._size, len(data))):
                 data += more
                 if len(data) > _LARGEST:
                     break

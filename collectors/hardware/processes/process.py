@@ -13,6 +13,7 @@ from pathlib import Path
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
 from hoptrace.collectors.hardware.processes.slowly import Slowly
+from hoptrace.collectors.hardware.processes.thread_rows import ThreadRows
 from hoptrace.collectors.hardware.processes.threads import Threads
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, Server
@@ -52,8 +53,11 @@ class _Life:
             out.series(entity, name, unit, "cumulative", incarnation=self.incarnation, width_bits=64) for name, unit in _SUMS
         ]
         self.slowly = Slowly(folder, entity, self.incarnation)
+        self.rows: dict[int, ThreadRows] = {}
 
     def close(self) -> None:
+        for thread in self.rows.values():
+            thread.close()
         self.stat.close()
         self.threads.close()
         self.slowly.close()
@@ -210,30 +214,21 @@ class ProcessSource:
         """The busiest threads, each with rows of its own time."""
         keys = [(life, tid) for life in self._lives.values() for tid in life.threads.last]
         keys.sort(key=lambda k: (-k[0].threads.busy.get(k[1], 0), k[0].pid, k[1]))
+        for life in self._lives.values():
+            for tid in [t for t in life.rows if t not in life.threads.last]:
+                life.rows.pop(tid).close()
         for life, tid in sorted(keys[:MAX_THREADS], key=lambda k: (k[0].pid, k[1])):
-            before = out.now_ns()
-            folder = self._proc / str(life.pid) / "task" / str(tid)
-            try:
-                stat = procfs.process_stat(folder)
-                switched = procfs.switches(folder)
-            except (OSError, ValueError):
-                continue  # it ended
-            after = out.now_ns()
-            read = life.threads.last[tid]
-            values = [("on_cpu_ns", "ns", read.on_cpu_ns), ("run_delay_ns", "ns", read.run_delay_ns)]
-            values += [("timeslices", "times", read.timeslices)]
-            values += [("minor_faults", "faults", stat.minor_faults), ("major_faults", "faults", stat.major_faults)]
-            if switched is not None:
-                values += [("voluntary_switches", "switches", switched[0]), ("involuntary_switches", "switches", switched[1])]
-            entity, incarnation = f"thread:{life.pid}/{tid}", f"{self._boot}/{stat.start_ticks}"
-            numbers = [
-                out.series(entity, name, unit, "cumulative", incarnation=incarnation, width_bits=64) for name, unit, _ in values
-            ]
-            for born in self._birth(life, tid, stat.start_ticks, now_ns):
-                out.at(born - procfs.TICK_NS, born + procfs.TICK_NS)
-                out.put_all(numbers, [0] * len(numbers))
-            out.at(before, after)
-            out.put_all(numbers, [value for _, _, value in values])
+            thread = life.rows.get(tid)
+            if thread is None:
+                try:
+                    thread = life.rows[tid] = ThreadRows(life.threads.folder / "task" / str(tid), life.pid, tid, self._boot, out)
+                except (OSError, ValueError):
+                    continue  # it ended
+                for born in self._birth(life, tid, thread.start_ticks, now_ns):
+                    out.at(born - procfs.TICK_NS, born + procfs.TICK_NS)
+                    out.put_all(thread.numbers, [0] * len(thread.numbers))
+            if not thread.sample(life.threads.last[tid], out):
+                life.rows.pop(tid).close()
 
     def _birth(self, life: _Life, tid: int, start_ticks: int, now_ns: int) -> Iterator[int]:
         """When a thread that has no rows yet began, if that was in this capture: all that it has counted belongs to it then, and
