@@ -14,16 +14,26 @@ __all__ = ["counter_totals"]
 _WHERE = "WHERE coalesce(status, 'ok') = 'ok'"
 
 
-def counter_totals(trace: Trace, names: Collection[str] | None = None) -> pl.DataFrame:
+def counter_totals(
+    trace: Trace, names: Collection[str] | None = None, *, kinds: Collection[str] = (), but: Collection[str] = ()
+) -> pl.DataFrame:
     """One row per counter: host, entity, name, direction, unit, semantics, samples, from_ns, to_ns, total, counted_ns, breaks,
-    falls, mean, largest. The rules are written in ``analysis/sql/counter_totals.sql``.
+    falls, mean, largest, source. The rules are written in ``analysis/sql/counter_totals.sql``.
 
-    ``names``: only counters of these names. A capture of hours holds hundreds of others, and sorting those takes memory.
+    ``names``: only counters of these names. ``kinds``: and all of these kinds of entities (``gpu`` of ``gpu:UUID``) ``but`` those
+    of some names. A capture of hours holds hundreds of others, and sorting those takes memory.
     """
     text = sql_of("counter_totals")
     if names is not None:
         if not names:
             raise ValueError("no names")
-        listed = ", ".join("'" + n.replace("'", "''") + "'" for n in sorted(names))
-        text = text.replace(_WHERE, f"{_WHERE} AND name IN ({listed})", 1)
+        wanted = f"name IN ({_listed(names)})"
+        if kinds:
+            rest = f" AND name NOT IN ({_listed(but)})" if but else ""
+            wanted = f"({wanted} OR split_part(entity, ':', 1) IN ({_listed(kinds)}){rest})"
+        text = text.replace(_WHERE, f"{_WHERE} AND {wanted}", 1)
     return trace.sql(text)
+
+
+def _listed(words: Collection[str]) -> str:
+    return ", ".join("'" + n.replace("'", "''") + "'" for n in sorted(words))

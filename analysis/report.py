@@ -11,6 +11,7 @@ import polars as pl
 
 from hoptrace.analysis.arranging.coordination import Arranged, Coordination, arranged_of, coordination
 from hoptrace.analysis.arranging.hidden import Hidden, hidden
+from hoptrace.analysis.hardware.hardware import Hardware, hardware
 from hoptrace.analysis.latency.accounting import Accounting, account
 from hoptrace.analysis.latency.parts import CLASSES, part
 from hoptrace.analysis.latency.serverstate import changes
@@ -34,6 +35,7 @@ SECTIONS = {
     "time": "Where the time goes",
     "moves": "What moved",
     "coordination": "Coordination",
+    "hardware": "Hardware and operating system",
     "hidden": "Hidden carrying",
     "layers": "Bottleneck layers",
     "stranding": "Stranded memory",
@@ -42,7 +44,7 @@ SECTIONS = {
 }
 """Sections by name, in the order of the report, with their titles."""
 
-PARTS_OF_REPORT = ("field", "hidden", "layers", "stranding", "reversibility")
+PARTS_OF_REPORT = ("field", "hardware", "hidden", "layers", "stranding", "reversibility")
 """Fields of :class:`Report` that are computed only when a section that shows them is asked for."""
 
 # Runs in which others took more than a tenth of the CPU spread by tens of per cent (measured on a two-core machine).
@@ -69,6 +71,7 @@ class Report:
     warnings: list[str]
     unseen: list[str]
     field: FieldMetrics | None = None
+    hardware: Hardware | None = None
     hidden: Hidden | None = None
     layers: Layers | None = None
     stranding: Stranding | None = None
@@ -139,6 +142,10 @@ def report(
     arranged = coordination(trace, accounting=accounting, moved=moved, steps=steps)
     figures = summary(trace)
     field = field_metrics(trace, slo=slo) if "latency" in wanted or slo else None
+    beside = None
+    if "hardware" in wanted:
+        tokens, known = moved.output_tokens, arranged.steps or None
+        beside = hardware(trace, steps=steps, cost=accounting.cost, n_steps=known, output_tokens=tokens)
     carried = hidden(trace, steps=steps, accounting=accounting, moved=moved) if "hidden" in wanted else None
     layered = (
         layers(trace, steps=steps, accounting=accounting, platform=platform, ceilings=ceilings) if "layers" in wanted else None
@@ -146,7 +153,7 @@ def report(
     stranded = stranding(trace, steps=steps) if "stranding" in wanted else None
     reversible = reversibility(trace, steps=steps) if "reversibility" in wanted else None
     unseen = [*accounting.unseen, *moved.unseen, *arranged.unseen]
-    for found in (field, carried, layered, stranded, reversible):
+    for found in (field, beside, carried, layered, stranded, reversible):
         unseen += found.unseen if found is not None else []
     if figures.itl_left_out:
         unseen.append(
@@ -162,9 +169,14 @@ def report(
         accounting=accounting,
         ledger=moved,
         coordination=arranged,
-        warnings=[*(layered.warnings if layered else []), *warnings(trace, accounting, arranged)],
+        warnings=[
+            *(layered.warnings if layered else []),
+            *(beside.warnings if beside else []),
+            *warnings(trace, accounting, arranged),
+        ],
         unseen=list(dict.fromkeys(unseen)),
         field=field,
+        hardware=beside,
         hidden=carried,
         layers=layered,
         stranding=stranded,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hoptrace.analysis.arranging import coordination_text, hidden_text
+from hoptrace.analysis.hardware import hardware_text
 from hoptrace.analysis.latency import latency_text, time_text
 from hoptrace.analysis.layers import layers_text
 from hoptrace.analysis.memory import reversibility_text, stranding_text
@@ -21,13 +22,13 @@ __all__ = ["print_report", "render", "section_blocks"]
 
 _WARNINGS = 3  # on the one screen
 _LINES = {
-    "latency": 7, "time": 9, "moves": 6, "coordination": 3, "hidden": 3, "layers": 5, "stranding": 2, "reversibility": 2,
-    "unseen": 2,
+    "latency": 7, "time": 9, "moves": 6, "coordination": 3, "hardware": 2, "hidden": 3, "layers": 5, "stranding": 2,
+    "reversibility": 2, "unseen": 2,
 }  # fmt: skip
 """Lines that a section may take on the one screen: what does not fit whole is left out, and the section says so by its name."""
 _LABELS = {
-    "coordination": "Coordination", "hidden": "Hidden carrying", "layers": "Layers", "stranding": "Stranded",
-    "reversibility": "Handing over",
+    "coordination": "Coordination", "hardware": "Hardware", "hidden": "Hidden carrying", "layers": "Layers",
+    "stranding": "Stranded", "reversibility": "Handing over",
 }  # fmt: skip
 
 
@@ -98,6 +99,8 @@ def _section(report: Report, name: str, *, full: bool) -> list[RenderableType]:
         return ledger_text.blocks(report.ledger, full=full)
     if name == "coordination":
         return coordination_text.blocks(report.coordination, full=full)
+    if name == "hardware":
+        return [] if report.hardware is None else hardware_text.blocks(report.hardware, full=full)
     if name == "hidden":
         return [] if report.hidden is None else hidden_text.blocks(report.hidden, full=full)
     if name == "layers":

@@ -6,6 +6,7 @@ import difflib
 
 from hoptrace.analysis.arranging import coordination, hidden_terms
 from hoptrace.analysis.compare import verdict_terms
+from hoptrace.analysis.hardware import hardware_terms
 from hoptrace.analysis.latency import accounting_terms
 from hoptrace.analysis.latency.parts import CLASSES, PARTS
 from hoptrace.analysis.layers import ceilings, layers_terms
@@ -77,6 +78,7 @@ def terms() -> dict[str, Term]:
     for module in (
         accounting_terms,
         coordination,
+        hardware_terms,
         hidden_terms,
         ledger_terms,
         layers_terms,

@@ -56,6 +56,9 @@ class Contradiction:
     moved: Seen
     says: str
 
+    def __str__(self) -> str:
+        return self.says
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "host": self.moved.host,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hardware import hardware_trace
 from support.small import small_trace
 
 import hoptrace
@@ -68,7 +69,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, bool]]:
 
 @cache
 def printed() -> dict[str, bool]:
-    traces = [hoptrace.open(DATA / "preempted.trace"), hoptrace.open(sample("azure-2023-conv")), small_trace()]
+    traces = [hoptrace.open(DATA / "preempted.trace"), hoptrace.open(sample("azure-2023-conv")), small_trace(), hardware_trace()]
     slo, ceiling = parse_slo("ttft=1s"), Ceiling("host", "with host cost zero", e2e=2.0)
     rates = {"name": "toy", "flops_per_s": 1e14, "memory_bytes_per_s": 1e12}
     out: dict[str, bool] = {}

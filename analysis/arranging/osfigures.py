@@ -153,13 +153,16 @@ def os_figures(trace: Trace, output_tokens: int | None, steps: int | None = None
         # The machine's time comes in ticks of 10 ms and is read at a slightly different moment: a small negative rest is none.
         foreign = max(0.0, (busy - cpu - (capture or 0)) / busy)
     of_threads = _sum(threads, _SLICES)
+    # Where the collector sums all threads of a process up itself, nothing is missing; else only the busiest were looked at.
+    whole = _sum(own, _VOLUNTARY) is not None
+    switched = own if whole else threads
     return OsFigures(
         processes=own.select("host", "entity").unique().height,
         window_ns=window if isinstance(window, int) else None,
         cpu_ns=cpu,
         run_delay_ns=delay,
-        voluntary_switches=_sum(threads, _VOLUNTARY),
-        involuntary_switches=_sum(threads, _INVOLUNTARY),
+        voluntary_switches=_sum(switched, _VOLUNTARY),
+        involuntary_switches=_sum(switched, _INVOLUNTARY),
         hoptrace_cpu_ns=capture,
         hoptrace_cpu_share=capture / busy if busy and capture is not None else None,
         foreign_cpu_share=foreign,
@@ -167,9 +170,9 @@ def os_figures(trace: Trace, output_tokens: int | None, steps: int | None = None
         breaks=int(own["breaks"].sum()) + int(own["falls"].sum()),
         steps=steps,
         timeslices=slices,
-        switches_at_least=bool(slices and of_threads is not None and of_threads < _ENOUGH * slices),
+        switches_at_least=not whole and bool(slices and of_threads is not None and of_threads < _ENOUGH * slices),
         pressure_share=_pressure(totals),
-        interrupts=_sum(totals, _INTERRUPTS),
+        interrupts=_interrupts(totals),
         by_process=_by_process(trace, own),
     )
 
@@ -190,6 +193,13 @@ def _pressure(totals: pl.DataFrame) -> float | None:
     total, window = rows["total"].drop_nulls(), rows["counted_ns"]
     # Of several hosts the mean: each has its own pressure over its own time.
     return float(total.sum()) / int(window.sum()) if total.len() else None
+
+
+def _interrupts(totals: pl.DataFrame) -> int | None:
+    """Of the whole machine; where that was not counted, of its vectors."""
+    of_vectors = pl.col("entity").str.starts_with("irq:")
+    whole = _sum(totals.filter(~of_vectors), _INTERRUPTS)
+    return whole if whole is not None else _sum(totals.filter(of_vectors), _INTERRUPTS)
 
 
 def _sum(totals: pl.DataFrame, choices: tuple[tuple[str, ...], ...]) -> int | None:

@@ -55,7 +55,7 @@ def command(
     guessed. `hoptrace explain NAME` says what a figure means.
 
     \b
-    Sections: latency, time, moves, coordination, hidden, layers, stranding, reversibility, unseen.
+    Sections: latency, time, moves, coordination, hardware, hidden, layers, stranding, reversibility, unseen.
 
     \b
     Examples:

@@ -1,0 +1,118 @@
+"""The server's threads by what they did: on a CPU, waiting for one, switched away, faulting, moved, calling the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from hoptrace.manifest import Manifest
+
+__all__ = ["CALLS", "COUNTS", "NAMES", "Did", "Threads", "threads_of"]
+
+CALLS = ("futex_calls", "poll_calls", "ioctl_calls", "yield_calls")
+"""System calls, counted through tracepoints."""
+COUNTS = (
+    "on_cpu_ns", "run_delay_ns", "timeslices", "voluntary_switches", "involuntary_switches", "migrations", "minor_faults",
+    "major_faults", *CALLS,
+)  # fmt: skip
+NAMES = frozenset(COUNTS)
+
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Did:
+    """What one thread or process did over the trace: ``figures`` by name of :data:`COUNTS`, null where nobody counted it."""
+
+    entity: str
+    process: str
+    figures: dict[str, int | None]
+
+    @property
+    def wanted_ns(self) -> int:
+        return (self.figures["on_cpu_ns"] or 0) + (self.figures["run_delay_ns"] or 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"entity": self.entity, **self.figures}
+
+
+@dataclass(frozen=True)
+class Threads:
+    """``threads``: the busiest first, at most 64; ``left_out``: how many more. ``sums``: of all the server's processes, with
+    ``sums_of``: process (its collector summed all threads up) or threads (at least so much: those that were looked at). Per step
+    and output token: ``per_step``, ``per_token``, null without something to divide by. ``missing``: why a figure is not there."""
+
+    threads: list[Did]
+    left_out: int
+    sums: dict[str, int | None]
+    sums_of: dict[str, str]
+    steps: int | None
+    output_tokens: int | None
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def per(self, name: str, n: int | None) -> float | None:
+        total = self.sums.get(name)
+        return None if total is None or not n else total / n
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = {
+            name: {
+                "total": self.sums[name], "of": self.sums_of.get(name), "why_unknown": self.missing.get(name),
+                "per_step": _digits(self.per(name, self.steps)), "per_output_token": _digits(self.per(name, self.output_tokens)),
+            }
+            for name in COUNTS
+        }  # fmt: skip
+        return {
+            "figures": figures, "busiest": [t.as_dict() for t in self.threads], "left_out": self.left_out, "steps": self.steps,
+            "output_tokens": self.output_tokens,
+        }  # fmt: skip
+
+
+def threads_of(
+    totals: pl.DataFrame, processes: Sequence[str], manifest: Manifest, steps: int | None, output_tokens: int | None
+) -> Threads:
+    """From :func:`hoptrace.analysis.counters.counter_totals` of at least :data:`NAMES`; ``processes``: the servers' entities."""
+    mine = totals.filter(pl.col("name").is_in(list(NAMES)) & pl.col("total").is_not_null())
+    pids = [p.removeprefix("process:") for p in processes]
+    of_threads = mine.filter(pl.col("entity").str.extract(r"^thread:(\d+)/").is_in(pids))
+    of_processes = mine.filter(pl.col("entity").is_in(list(processes)))
+    found = [
+        Did(str(entity), f"process:{str(entity).removeprefix('thread:').split('/')[0]}", _figures(rows))
+        for (_, entity), rows in of_threads.group_by("host", "entity", maintain_order=True)
+    ]
+    found.sort(key=lambda d: (-d.wanted_ns, d.entity))
+    sums: dict[str, int | None] = {}
+    sums_of: dict[str, str] = {}
+    for name in COUNTS:
+        for rows, what in ((of_processes, "process"), (of_threads, "threads")):
+            some = rows.filter(pl.col("name") == name)
+            if some.height:
+                sums[name], sums_of[name] = round(some["total"].sum()), what
+                break
+        else:
+            sums[name] = None
+    missing = {name: _why(name, manifest) for name in COUNTS if sums[name] is None}
+    return Threads(found[:_MOST], max(0, len(found) - _MOST), sums, sums_of, steps, output_tokens, missing)
+
+
+def _figures(rows: pl.DataFrame) -> dict[str, int | None]:
+    known: Mapping[str, float] = dict(rows.select("name", "total").iter_rows())
+    return {name: round(known[name]) if name in known else None for name in COUNTS}
+
+
+def _why(name: str, manifest: Manifest) -> str:
+    """Why nobody counted it, as the collectors told when they were looked for."""
+    if name not in CALLS:
+        return "no collector recorded it"
+    asked = [c for c in manifest.collectors if "tracepoint" in c.name]
+    refused = next((c for c in asked if not c.available), None)
+    if refused is None:
+        return "it is not among what was counted" if asked else "tracepoints were not asked for: attach --tracepoints"
+    return f"{refused.reason or 'tracepoints were not there'}{f' ({refused.remedy})' if refused.remedy else ''}"
+
+
+def _digits(v: float | None) -> float | None:
+    return None if v is None else round(v, 6)
