@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hoptrace.collectors.hardware import procfs
 
-__all__ = ["MAX_PROCESSES", "Process", "Role", "arguments", "server_title", "tree_of"]
+__all__ = ["MAX_PROCESSES", "Process", "Role", "arguments", "server_title", "tree_lately", "tree_of"]
 
 MAX_PROCESSES = 64
 """Processes of one server that are looked at: those nearest to the listener."""
@@ -37,6 +39,7 @@ _SHELLS = frozenset(
      "systemd", "screen", "tmux", "docker", "containerd-shim", "make", "ssh", "sshd", "srun", "pytest", "conda", "uv")
 )  # fmt: skip
 _ENOUGH_CHARS = 300
+_LATELY_S, _REMEMBERED = 5.0, 64
 _HIGHEST = 6
 
 
@@ -52,6 +55,9 @@ class Process:
     start_ticks: int
 
 
+_LATELY: dict[tuple[Path, int], tuple[float, list[Process]]] = {}
+
+
 def tree_of(pid: int, proc: Path = Path("/proc")) -> list[Process]:
     """The server's processes, the top one first, then by distance; empty if ``pid`` is gone or may not be seen.
 
@@ -59,33 +65,59 @@ def tree_of(pid: int, proc: Path = Path("/proc")) -> list[Process]:
     engine too and no shell. Workers that another process has started (Ray's, MPI's on other hosts) are not in it.
     """
     top = _top(pid, proc)
-    stats: dict[int, procfs.ProcessStat] = {}
-    children: dict[int, list[int]] = {}
-    try:
-        numbers = [int(p.name) for p in proc.iterdir() if p.name.isdigit()]
-    except OSError:
-        return []
-    for number in numbers:
-        try:
-            stat = procfs.process_stat(proc / str(number))
-        except (OSError, ValueError):
-            continue
-        stats[number] = stat
-        children.setdefault(stat.parent, []).append(number)
+    # A kernel with CONFIG_PROC_CHILDREN tells each thread's children: only the tree is walked then, not all of the machine.
+    children = _told_children if (proc / str(top) / "task" / str(top) / "children").exists() else _all_children(proc)
     found: list[Process] = []
     queue, seen = [top], {top}
     while queue and len(found) < MAX_PROCESSES:
         number = queue.pop(0)
-        own = stats.get(number)
-        if own is None or own.state in ("Z", "X"):
+        try:
+            own = procfs.process_stat(proc / str(number))
+        except (OSError, ValueError):
+            continue
+        if own.state in ("Z", "X"):
             continue
         command = _title(proc / str(number)) or own.command
         found.append(Process(number, own.parent, _role(command, own.command), command, own.start_ticks))
-        for child in sorted(children.get(number, ())):
+        for child in sorted(children(proc / str(number))):
             if child not in seen:
                 seen.add(child)
                 queue.append(child)
+    _LATELY[proc, pid] = (time.monotonic(), found)
+    while len(_LATELY) > _REMEMBERED:
+        _LATELY.pop(next(iter(_LATELY)))
     return found
+
+
+def tree_lately(pid: int, proc: Path = Path("/proc")) -> list[Process]:
+    """The same, as it was at most five seconds ago: several sources look at one server."""
+    at_s, found = _LATELY.get((proc, pid), (0.0, []))
+    return found if found and time.monotonic() - at_s < _LATELY_S else tree_of(pid, proc)
+
+
+def _told_children(folder: Path) -> list[int]:
+    """/proc/PID/task/TID/children, proc_tid_children(5)."""
+    found: list[int] = []
+    try:
+        for task in (folder / "task").iterdir():
+            with suppress(OSError):
+                found += map(int, (task / "children").read_bytes().split())
+    except OSError:
+        pass
+    return found
+
+
+def _all_children(proc: Path) -> Callable[[Path], list[int]]:
+    """Each process's children, from the parents of all."""
+    children: dict[str, list[int]] = {}
+    try:
+        numbers = [p.name for p in proc.iterdir() if p.name.isdigit()]
+    except OSError:
+        numbers = []
+    for number in numbers:
+        with suppress(OSError, ValueError):
+            children.setdefault(str(procfs.process_stat(proc / number).parent), []).append(int(number))
+    return lambda folder: children.get(folder.name, [])
 
 
 def server_title(pid: int, proc: Path = Path("/proc")) -> str | None:
