@@ -162,6 +162,43 @@ def test_is_another_process_stealing_my_step() -> None:
     assert "its own threads are more than the CPUs" in text_of(of({"counters": alone}), full=False)
 
 
+def test_system_calls_tell_of_locks_polls_and_doorbells() -> None:
+    calls = [
+        {**row, "source": "tracepoints"}
+        for name, n in (("futex_calls", 40), ("poll_calls", 20), ("ioctl_calls", 10))
+        for row in counter("process:7", name, n)
+    ]
+    rows = [*counter("process:7", "on_cpu_ns", 100), *calls]
+    waits = [{"start_ns": 0, "end_ns": 9, "server": "s", "kind": "poll", "count": 3, "basis": "counted"}]
+    c = of({"counters": rows, "waits": waits})
+    (lock,), (poll,) = rows_of(c, "lock"), rows_of(c, "poll")
+    assert (lock["operations"], lock["basis"], lock["per_output_token"], lock["at_least"]) == (40, "counted", 2.0, True)
+    assert (poll["operations"], poll["source"]) == (20, "counters.poll_calls")
+    assert [(t.kind, t.operations, won) for t, won in c.also] == [("poll", 3, "counters.poll_calls")]
+    assert "doorbell" in c.unknown, "without a GPU a request to a driver tells of no doorbell"
+    assert any("makes none" in n for n in c.notes)
+    # On a host with a GPU the requests to its driver stand in; what the uncore counted goes before.
+    gpus = Manifest(origin="recorded", platform={"nodes": [{"name": "gpu0", "kind": "compute"}]}, closed=True)
+    (bell,) = rows_of(of({"counters": rows}, gpus), "doorbell")
+    assert (bell["operations"], bell["basis"], bell["source"]) == (10, "derived", "counters.ioctl_calls (a stand-in)")
+    uncore = [{**r, "unit": "bytes"} for r in counter("iio:0/2/3", "outbound_write_bytes", 8005)]
+    (bell,) = rows_of(of({"counters": rows + uncore}, gpus), "doorbell")
+    assert (bell["operations"], bell["basis"], bell["at_least"], bell["on"]) == (1000, "derived", True, "the whole machine")
+    # Tracepoints by CPU tell of all that runs there.
+    machine = [{**r, "entity": "cpu"} for r in calls]
+    (lock,) = rows_of(of({"counters": [*counter("process:7", "on_cpu_ns", 100), *machine]}), "lock")
+    assert (lock["on"], lock["at_least"]) == ("the whole machine", False)
+
+
+def test_switches_of_all_threads_are_no_lower_bound() -> None:
+    rows = [
+        *counter("process:7", "timeslices", 100), *counter("process:7", "voluntary_switches", 30),
+        *counter("thread:7/7", "timeslices", 20), *counter("thread:7/7", "voluntary_switches", 9),
+    ]  # fmt: skip
+    (switch,) = rows_of(of({"counters": rows}), "switch")
+    assert (switch["operations"], switch["at_least"]) == (30, False)
+
+
 @pytest.mark.parametrize("name", ["steady", "preempted"])
 def test_on_real_captures(name: str) -> None:
     """Against plain loops over the stored rows."""

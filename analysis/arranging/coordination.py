@@ -182,6 +182,10 @@ def _notes(told: list[Told]) -> list[str]:
         notes.append(
             "Assumed operations are those of the shortest path of each move's mechanism: at least so many, none was seen."
         )
+    if any(t.kind == "doorbell" and t.teller == "counters" for t in told):
+        notes.append("Doorbells stand for what was counted in their place: no counter sees the writes themselves.")
+    if any(t.kind in ("lock", "poll") and t.teller == "counters" for t in told):
+        notes.append("Locks and polls are system calls: what spins in user space, or finds a lock free, makes none.")
     if any(t.kind == "message" and t.teller == "moves" for t in told):
         notes.append(
             "Messages are those that were recorded, mostly clients'; what a server's processes tell each other is not seen."
@@ -241,10 +245,12 @@ TERMS: tuple[Term, ...] = (
         "operations/token",
         "operations of a kind ÷ output tokens",
         "Kinds: " + "; ".join(f"{kind}: {what}" for kind, (what, _) in KINDS.items()) + ". Of several sources that tell of one "
-        "kind one wins, and nothing is added up between them: for sync and launch `steps`, for switch and interrupt the "
-        "kernel's counters, for message `moves`, for queue `stages` (with `steps.preempted`), for batch `steps`, else recorded "
-        "waits. Where nobody recorded a doorbell, a poll or an interrupt, the access paths of the moves' mechanisms give the "
-        "least there can be (assumed). A kind that nobody tells of is unknown, not 0.",
+        "kind one wins, and nothing is added up between them: for sync and launch `steps`, for switch, interrupt, lock (futex "
+        "calls) and poll (poll, select and epoll calls) the kernel's counters, for message `moves`, for queue `stages` (with "
+        "`steps.preempted`), for batch `steps`, else recorded waits. Doorbells that no wait tells are derived: what CPUs wrote "
+        "to devices (Intel IIO, 8 bytes each), else on a host with GPUs the ioctl calls, a stand-in. Where nobody recorded a "
+        "doorbell, a poll or an interrupt, the access paths of the moves' mechanisms give the least there can be (assumed). A "
+        "kind that nobody tells of is unknown, not 0.",
         sql_of("coordination_waits"),
     ),
     Term(

@@ -24,25 +24,30 @@ KINDS: dict[str, tuple[str, str]] = {
     "batch": ("a decision which requests the next step takes: one a step", "`steps`, or waits of kind batch"),
     "doorbell": (
         "a write that tells a device of work",
-        "waits of kind doorbell, or moves whose mechanism rings one (dma, rdma, file)",
+        "waits of kind doorbell, moves whose mechanism rings one (dma, rdma, file), Intel IIO counters, or, on a host with GPUs, "
+        "counted ioctl calls (attach --tracepoints)",
     ),
-    "poll": ("a look whether something is done", "waits of kind poll, or moves whose mechanism polls"),
+    "poll": (
+        "a look whether something is done",
+        "counted poll calls (attach --tracepoints), waits of kind poll, or moves whose mechanism polls",
+    ),
     "sync": ("the host waits for the device", "`steps.syncs`, or waits of kind sync"),
     "launch": ("a kernel or a graph is started", "`steps.launches`, or waits of kind launch"),
     "interrupt": ("a device interrupts a processor", "a counter of interrupts, or waits of kind interrupt"),
     "switch": ("a processor changes to another thread", "counters of the server's threads, or waits of kind switch"),
-    "lock": ("a thread takes a lock that others want", "waits of kind lock"),
+    "lock": ("a thread takes a lock that others want", "counted futex calls (attach --tracepoints), or waits of kind lock"),
     "message": ("a message is sent between processes", "moves of mechanism message, or waits of kind message"),
     "serialize": ("data or descriptors are brought into the form that is sent", "waits of kind serialize"),
 }
 
 # Who is believed first. What the engine or the kernel counts as a whole goes before waits, which tell of single requests.
 _ORDER: dict[str, tuple[str, ...]] = {
-    "queue": ("stages", "waits"), "batch": ("steps", "waits"), "doorbell": ("waits", "access"),
-    "poll": ("waits", "access"), "sync": ("steps", "waits"), "launch": ("steps", "waits"),
-    "interrupt": ("counters", "waits", "access"), "switch": ("counters", "waits"), "lock": ("waits",),
+    "queue": ("stages", "waits"), "batch": ("steps", "waits"), "doorbell": ("waits", "counters", "access"),
+    "poll": ("counters", "waits", "access"), "sync": ("steps", "waits"), "launch": ("steps", "waits"),
+    "interrupt": ("counters", "waits", "access"), "switch": ("counters", "waits"), "lock": ("counters", "waits"),
     "message": ("moves", "waits"), "serialize": ("waits",),
 }  # fmt: skip
+_DOORBELL_BYTES = 8  # a doorbell is a write of 4 or 8 bytes (NVMe 1.4 3.1.24: 4; mlx5 BlueFlame: 8): at least so many writes
 _OF_HOP = {"queue entry": "queue", "doorbell": "doorbell", "poll": "poll", "interrupt": "interrupt"}
 
 
@@ -183,8 +188,33 @@ def _counters(os: OsFigures | None) -> Iterator[Told]:
         if n is not None:
             source = f"counters.{on}_switches of the server's threads"
             yield Told("switch", "counters", source, "counted", n, on, at_least=os.switches_at_least)
+    yield from _calls(os)
     if os.interrupts is not None:
         yield Told("interrupt", "counters", "counters.interrupts", "counted", os.interrupts, "the whole machine")
+
+
+def _calls(os: OsFigures) -> Iterator[Told]:
+    """System calls, and what stands in for doorbells. Whoever spins in user space, or takes a lock that is free, makes no call:
+    at least so many. By CPU the calls are those of the whole machine."""
+    at_least = not os.calls_of_machine
+    on = "the whole machine" if os.calls_of_machine else None
+    for kind, name in (("lock", "futex_calls"), ("poll", "poll_calls")):
+        if (n := os.calls.get(name)) is not None:
+            yield Told(kind, "counters", f"counters.{name}", "counted", n, on, at_least=at_least)
+    if os.outbound_write_bytes is not None:
+        source = f"counters.outbound_write_bytes ÷ {_DOORBELL_BYTES} (CPU writes to devices)"
+        yield Told(
+            "doorbell",
+            "counters",
+            source,
+            "derived",
+            os.outbound_write_bytes // _DOORBELL_BYTES,
+            "the whole machine",
+            at_least=True,
+        )
+    elif os.gpus and (n := os.calls.get("ioctl_calls")) is not None:
+        # No counter sees a write to a mapped register; requests to the driver are what can be seen of submissions.
+        yield Told("doorbell", "counters", "counters.ioctl_calls (a stand-in)", "derived", n, on)
 
 
 def _messages(moves: pl.DataFrame) -> Iterator[Told]:

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from hoptrace.analysis.counters import counter_totals
+from hoptrace.platform import graph_of
 from hoptrace.reader import Trace
 
 __all__ = ["OsFigures", "Process", "os_figures"]
@@ -24,7 +25,9 @@ _INVOLUNTARY = (("involuntary_switches",),)
 _MACHINE_BUSY = (("user_ns", "nice_ns", "system_ns", "irq_ns", "softirq_ns", "steal_ns"),)
 _PRESSURE = (("cpu_some_ns",),)
 _INTERRUPTS = (("interrupts",),)
-_NAMES = {
+_CALLS = ("futex_calls", "poll_calls", "ioctl_calls", "yield_calls")
+_OUTBOUND = "outbound_write_bytes"
+_NAMES = {_OUTBOUND, *_CALLS} | {
     n for choices in (_CPU, _DELAY, _SLICES, _VOLUNTARY, _INVOLUNTARY, _MACHINE_BUSY, _PRESSURE, _INTERRUPTS) for c in choices
     for n in c
 }  # fmt: skip
@@ -64,6 +67,8 @@ class OsFigures:
     ``hoptrace_cpu_share`` its share of the machine's busy CPU time; both null where the capture runs in the server's own process.
     ``foreign_cpu_share``: share that was neither the servers' nor the capture's. ``pressure_share``: of the window, how long some
     thread of the machine wanted a CPU and had none (pressure stall information). ``interrupts``: of the whole machine.
+    ``calls``: system calls by name, as far as they were counted, of the servers' processes or (``calls_of_machine``) of all that
+    runs there. ``outbound_write_bytes``: what CPUs wrote to devices (Intel IIO). ``gpus``: whether the host has any.
     ``breaks``: restarts of a process or resets of a counter; with any of them sums are lower bounds. ``steps``: what the figures
     per step are divided by.
     """
@@ -85,6 +90,10 @@ class OsFigures:
     pressure_share: float | None = None
     interrupts: int | None = None
     by_process: tuple[Process, ...] = field(default_factory=tuple)
+    calls: dict[str, int] = field(default_factory=dict)
+    calls_of_machine: bool = False
+    outbound_write_bytes: int | None = None
+    gpus: bool = False
 
     @property
     def run_delay_share(self) -> float | None:
@@ -131,6 +140,9 @@ class OsFigures:
             "foreign_cpu_share": _digits(self.foreign_cpu_share),
             "pressure_share": _digits(self.pressure_share),
             "interrupts": self.interrupts,
+            "calls": self.calls,
+            "calls_of_machine": self.calls_of_machine,
+            "outbound_write_bytes": self.outbound_write_bytes,
             "breaks": self.breaks,
         }
 
@@ -156,6 +168,7 @@ def os_figures(trace: Trace, output_tokens: int | None, steps: int | None = None
     # Where the collector sums all threads of a process up itself, nothing is missing; else only the busiest were looked at.
     whole = _sum(own, _VOLUNTARY) is not None
     switched = own if whole else threads
+    calls, of_machine = _calls(totals, own, threads)
     return OsFigures(
         processes=own.select("host", "entity").unique().height,
         window_ns=window if isinstance(window, int) else None,
@@ -174,7 +187,25 @@ def os_figures(trace: Trace, output_tokens: int | None, steps: int | None = None
         pressure_share=_pressure(totals),
         interrupts=_interrupts(totals),
         by_process=_by_process(trace, own),
+        calls=calls,
+        calls_of_machine=of_machine,
+        outbound_write_bytes=_sum(totals, ((_OUTBOUND,),)),
+        gpus=_gpus(trace),
     )
+
+
+def _calls(totals: pl.DataFrame, own: pl.DataFrame, threads: pl.DataFrame) -> tuple[dict[str, int], bool]:
+    """System calls by name, and whether they are of the whole machine."""
+    for rows, whole in ((own, False), (threads, False), (totals.filter(pl.col("entity") == "cpu"), True)):
+        found = {name: n for name in _CALLS if (n := _sum(rows, ((name,),))) is not None}
+        if found:
+            return found, whole
+    return {}, False
+
+
+def _gpus(trace: Trace) -> bool:
+    """Whether the platform graph has a GPU."""
+    return any(n.name.startswith("gpu") or n.kind in ("gpu", "hbm") for n in graph_of(trace.manifest).nodes.values())
 
 
 def _by_process(trace: Trace, own: pl.DataFrame) -> tuple[Process, ...]:

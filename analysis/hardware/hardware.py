@@ -25,6 +25,7 @@ from hoptrace.stepcost import StepCost
 __all__ = ["Hardware", "hardware"]
 
 _ROLE = re.compile(r"process (\d+) is the server's: (\w+)")
+_MAIN = re.compile(r"the server's process is (\d+)")
 _WORKERS = ("engine", "worker")
 
 
@@ -100,8 +101,10 @@ def _processes(trace: Trace, totals: pl.DataFrame) -> tuple[dict[str, list[str]]
     servers = trace.manifest.servers
     roles: dict[str, str] = {}
     owner: dict[str, str] = {f"process:{s.pid}": s.name for s in servers if s.pid is not None}
-    told = trace.table("events").filter(pl.col("kind") == "process").select("server", "detail").collect()
+    told = trace.table("events").filter(pl.col("kind").is_in(["process", "start"])).select("server", "detail").collect()
     for server, detail in told.rows():
+        if server is not None and (m := _MAIN.match(detail or "")) is not None:
+            owner[f"process:{m[1]}"] = server
         if (m := _ROLE.match(detail or "")) is not None:
             roles[f"process:{m[1]}"] = m[2]
             if server is not None:

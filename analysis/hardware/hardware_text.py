@@ -9,7 +9,7 @@ from rich.text import Text
 from hoptrace.analysis.hardware.collecting import ALLOWED, Cost
 from hoptrace.analysis.hardware.devices import Devices, Gpu
 from hoptrace.analysis.hardware.hardware import Hardware
-from hoptrace.analysis.hardware.threads import CALLS, COUNTS, Threads
+from hoptrace.analysis.hardware.threads import CALLS, COUNTS, CYCLES, Threads
 from hoptrace.analysis.text import bytes_text, count_text, counted, duration_text, percent
 
 __all__ = ["blocks"]
@@ -20,6 +20,7 @@ _HEADS = {
     "on_cpu_ns": "on CPU", "run_delay_ns": "waited", "voluntary_switches": "voluntary", "involuntary_switches": "involuntary",
     "migrations": "moved", "minor_faults": "faults", "major_faults": "major", "futex_calls": "futex", "poll_calls": "poll",
     "ioctl_calls": "ioctl", "yield_calls": "yield", "timeslices": "slices",
+    "cpu_cycles": "cycles", "instructions": "instructions", "llc_misses": "LLC misses", "stalled_cycles": "stalled",
 }  # fmt: skip
 _OTHER = {"run_delay_share": "run-queue delay", "involuntary_per_s": "involuntary switches", "foreign_share": "what others took",
           "steal_share": "what the hypervisor took"}  # fmt: skip
@@ -58,7 +59,7 @@ def _threads(t: Threads) -> list[RenderableType]:
         if total is None:
             continue
         text = duration_text if name.endswith("_ns") else count_text
-        least = "≥ " if t.sums_of[name] == "threads" else ""
+        least = {"threads": "≥ ", "machine": "≤ "}.get(t.sums_of[name], "")
         each = (t.per(name, n) for n in (t.steps, t.output_tokens))
         figures.add_row(_words(name), f"{least}{text(total)}", *("–" if v is None else f"{least}{text(v)}" for v in each))
     if figures.row_count:
@@ -66,8 +67,10 @@ def _threads(t: Threads) -> list[RenderableType]:
     for why in dict.fromkeys(t.missing.values()):
         names = [_words(n) for n, w in t.missing.items() if w == why]
         out.append(Text(f"Unknown, not 0: {', '.join(names)} ({why}).", style="dim"))
+    if (cycles := t.sums["cpu_cycles"]) and (done := t.sums["instructions"]) is not None:
+        out.append(Text(f"{count_text(done / cycles)} instructions a cycle."))
     if t.threads:
-        shown = [n for n in COUNTS if n != "timeslices" and any(d.figures[n] is not None for d in t.threads)]
+        shown = [n for n in COUNTS if n not in ("timeslices", *CYCLES) and any(d.figures[n] is not None for d in t.threads)]
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("thread")
         for name in shown:

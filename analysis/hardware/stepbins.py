@@ -74,7 +74,7 @@ def grid_of(steps: pl.LazyFrame, low: int, high: int, every_ns: int) -> Grid | N
     if length <= 0:
         return None
     width = min(_BIN_NS, max(_SHORTEST_NS, length // _FEWEST_BINS))
-    width = max(width, -(-length // MOST_BINS), 2 * every_ns, round(_STEPS_A_BIN * told[2]))
+    width = max(width, -(-length // MOST_BINS), every_ns, round(_STEPS_A_BIN * told[2]))
     return Grid(low, width, max(1, length // width))
 
 

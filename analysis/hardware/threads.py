@@ -10,13 +10,15 @@ import polars as pl
 
 from hoptrace.manifest import Manifest
 
-__all__ = ["CALLS", "COUNTS", "NAMES", "Did", "Threads", "threads_of"]
+__all__ = ["CALLS", "COUNTS", "CYCLES", "NAMES", "Did", "Threads", "threads_of"]
 
 CALLS = ("futex_calls", "poll_calls", "ioctl_calls", "yield_calls")
 """System calls, counted through tracepoints."""
+CYCLES = ("cpu_cycles", "instructions", "llc_misses", "stalled_cycles")
+"""Hardware events, where the machine has them."""
 COUNTS = (
     "on_cpu_ns", "run_delay_ns", "timeslices", "voluntary_switches", "involuntary_switches", "migrations", "minor_faults",
-    "major_faults", *CALLS,
+    "major_faults", *CALLS, *CYCLES,
 )  # fmt: skip
 NAMES = frozenset(COUNTS)
 
@@ -42,7 +44,8 @@ class Did:
 @dataclass(frozen=True)
 class Threads:
     """``threads``: the busiest first, at most 64; ``left_out``: how many more. ``sums``: of all the server's processes, with
-    ``sums_of``: process (its collector summed all threads up) or threads (at least so much: those that were looked at). Per step
+    ``sums_of``: process (its collector summed all threads up), threads (at least so much: those that were looked at) or machine
+    (at most so much: all that runs there). Per step
     and output token: ``per_step``, ``per_token``, null without something to divide by. ``missing``: why a figure is not there."""
 
     threads: list[Did]
@@ -79,6 +82,8 @@ def threads_of(
     pids = [p.removeprefix("process:") for p in processes]
     of_threads = mine.filter(pl.col("entity").str.extract(r"^thread:(\d+)/").is_in(pids))
     of_processes = mine.filter(pl.col("entity").is_in(list(processes)))
+    # Tracepoints by CPU tell of all that runs on the machine.
+    whole = mine.filter((pl.col("entity") == "cpu") & pl.col("name").is_in(list(CALLS)))
     found = [
         Did(str(entity), f"process:{str(entity).removeprefix('thread:').split('/')[0]}", _figures(rows))
         for (_, entity), rows in of_threads.group_by("host", "entity", maintain_order=True)
@@ -87,7 +92,7 @@ def threads_of(
     sums: dict[str, int | None] = {}
     sums_of: dict[str, str] = {}
     for name in COUNTS:
-        for rows, what in ((of_processes, "process"), (of_threads, "threads")):
+        for rows, what in ((of_processes, "process"), (of_threads, "threads"), (whole, "machine")):
             some = rows.filter(pl.col("name") == name)
             if some.height:
                 sums[name], sums_of[name] = round(some["total"].sum()), what
@@ -105,13 +110,14 @@ def _figures(rows: pl.DataFrame) -> dict[str, int | None]:
 
 def _why(name: str, manifest: Manifest) -> str:
     """Why nobody counted it, as the collectors told when they were looked for."""
-    if name not in CALLS:
-        return "no collector recorded it"
-    asked = [c for c in manifest.collectors if "tracepoint" in c.name]
+    word = "tracepoint" if name in CALLS else "perf-hardware" if name in CYCLES else "perf-software"
+    asked = [c for c in manifest.collectors if word in c.name] if name in (*CALLS, *CYCLES, "migrations") else []
     refused = next((c for c in asked if not c.available), None)
+    if refused is None and name in CALLS and not asked:
+        return "tracepoints were not asked for: attach --tracepoints"
     if refused is None:
-        return "it is not among what was counted" if asked else "tracepoints were not asked for: attach --tracepoints"
-    return f"{refused.reason or 'tracepoints were not there'}{f' ({refused.remedy})' if refused.remedy else ''}"
+        return "it is not among what was counted" if asked else "no collector recorded it"
+    return f"{refused.reason or 'its collector was not there'}{f' ({refused.remedy})' if refused.remedy else ''}"
 
 
 def _digits(v: float | None) -> float | None:
