@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hoptrace.collectors.hardware.topology.discover import merged
 from hoptrace.collectors.target import Target
 from hoptrace.manifest import Manifest
 
 __all__ = ["manifest_of"]
 
 
-def manifest_of(targets: Sequence[Target], host: str, title: str | None, *, proxy: bool, seen: bool) -> Manifest:
-    """``proxy``: requests pass through one of ours; ``seen``: they are seen from outside at all."""
+def manifest_of(
+    targets: Sequence[Target], host: str, title: str | None, machine: Mapping[str, Any], *, proxy: bool, seen: bool
+) -> Manifest:
+    """``machine``: its platform graph. ``proxy``: requests pass through one of ours; ``seen``: they are seen from outside at
+    all."""
     nodes, links = [{"name": "client"}], []
     if proxy:
         nodes.append({"name": "proxy"})
@@ -26,6 +31,6 @@ def manifest_of(targets: Sequence[Target], host: str, title: str | None, *, prox
         title=title,
         hosts=[{"name": host, "clock": "CLOCK_MONOTONIC", "lead": True}],
         servers=[t.server for t in targets],
-        platform={"nodes": nodes, "links": links} if seen else {},
+        platform=merged({"nodes": nodes, "links": links} if seen else {}, machine),
         notes=[note for t in targets for note in t.notes],
     )

@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -34,6 +35,7 @@ from hoptrace.collectors.engines.streams.proxy import Proxy, listen
 from hoptrace.collectors.engines.streams.record import Recorder
 from hoptrace.collectors.engines.streams.sniff import Sniffer
 from hoptrace.collectors.hardware.host import own_host
+from hoptrace.collectors.hardware.topology.discover import discover
 from hoptrace.collectors.links import Links
 from hoptrace.collectors.machine import Machine, asked_of
 from hoptrace.collectors.status import Status
@@ -163,9 +165,9 @@ class Session:
             name_apart(self.targets)
             self._check_port()
             socks = self._socks()
-            manifest = manifest_of(
-                self.targets, self._host, self._title, proxy=self._listen is not None, seen=self.outside is not None
-            )
+            graph = await asyncio.to_thread(discover, self._options.roots)
+            shown = {"proxy": self._listen is not None, "seen": self.outside is not None}
+            manifest = manifest_of(self.targets, self._host, self._title, graph, **shown)
             self._writer = TraceWriter(self.out, manifest)
         except BaseException:
             for sock in socks:
@@ -211,10 +213,8 @@ class Session:
         if self.outside is None:
             self.findings["proxy"] = Finding(False, "no --proxy was given: requests and tokens are not seen from outside")
         o = self._options
-        self._machine = Machine(
-            self._writer, self._host, asked_of(o, self.targets), self._every_s, o.max_overhead,
-            lambda name: self._coverage.begin("counters", name, None),
-        )  # fmt: skip
+        begun = partial(self._coverage.begin, "counters", server=None)
+        self._machine = Machine(self._writer, self._host, asked_of(o, self.targets), self._every_s, o.max_overhead, begun)
         self.machine_found = await self._machine.start()
         self.findings |= self.machine_found
         for target in self.targets:

@@ -23,6 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # verb -> (module, one line for the overview). The order is that of a first day with the tool.
 _VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "The whole way on a real small model, on any machine."),
+    "doctor": ("doctor", "What can be collected here, what not and why; the platform graph."),
     "attach": ("attach", "Capture a live server into a trace."),
     "drive": ("drive", "Send a trace's work to a live server."),
     "import": ("import_files", "Read other tools' files into a trace."),
