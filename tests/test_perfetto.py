@@ -143,6 +143,27 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     assert path.read_bytes() != b"mine" and list(tmp_path.iterdir()) == [path]
 
 
+def test_many_links_and_threads_lie_in_one_group_without_those_that_never_change(tmp_path: Path) -> None:
+    def two(entity: str, name: str, first: int, last: int, **more: Any) -> list[dict[str, Any]]:
+        return [
+            {"time_ns": t, "host": "h", "entity": entity, "name": name, "value_int": v} | more for t, v in ((1, first), (2, last))
+        ]
+
+    links = [r for n in range(18) for r in two(f"nvlink:GPU-1/{n}", "data_bytes", 5, 5 + n // 9, direction="tx")]
+    threads = [r for n in (8, 10, 9) for r in two(f"thread:7/{n}", "on_cpu_ns", 0, n)]
+    twice = two("gpu:GPU-1", "power_mw", 1, 2) + two("gpu:GPU-1", "power_mw", 3, 4, source="dcgm")
+    rows = {"counters": links + threads + twice + two("collector:nvml", "cpu_ns", 0, 9) + two("cpu", "cpus", 2, 2)}
+    result = export(MemoryTrace(rows), tmp_path / "x.pftrace")
+    _, samples, _ = read(result.path)
+    assert result.still == 9
+    assert list(samples) == [
+        "threads of process 7 on h/8 on_cpu_ns", "threads of process 7 on h/9 on_cpu_ns",
+        "threads of process 7 on h/10 on_cpu_ns",
+        "cpu on h/cpus", "gpu:GPU-1 on h/power_mw (dcgm)", "gpu:GPU-1 on h/power_mw (test)",
+        *(f"nvlink, all on h/GPU-1/{n} data_bytes tx" for n in range(9, 18)), "collector:nvml on h/cpu_ns",
+    ]  # fmt: skip
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot be written"):
         export(MemoryTrace(ROWS), tmp_path / "no" / "x.pftrace")

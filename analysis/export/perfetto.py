@@ -1,13 +1,14 @@
 """A trace as a Perfetto timeline (https://ui.perfetto.dev), with the official protobufs, written in pieces.
 
 Requests lie in as many lanes as ran at once, each a slice with its parts of latency as slices inside; steps lie on a track per
-server and rank; counters are counter tracks; events are instants. A .pftrace is a
+server and rank; counters are counter tracks, those of many links or threads in one group; events are instants. A .pftrace is a
 row of packets, so memory does not grow with it.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO
 import polars as pl
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TracePacket, TrackEvent
 
+from hoptrace.analysis.export.perfetto_counters import grouped, kept
 from hoptrace.analysis.export.whole_file import whole_file
 from hoptrace.analysis.latency.accounting import account
 from hoptrace.analysis.latency.parts import PARTS
@@ -34,13 +36,15 @@ _STEP_NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written. ``skipped``: rows that a timeline cannot hold (before 1970, or ending before they start), by table."""
+    """What was written. ``skipped``: rows that a timeline cannot hold (before 1970, or ending before they start), by table;
+    ``still``: counters without a track, since they never change and there are many of their kind."""
 
     path: Path
     packets: int
     slices: int
     samples: int
     skipped: dict[str, int]
+    still: int = 0
 
 
 def export(trace: Trace, path: Path, *, force: bool = False, progress: Callable[[str, int], None] | None = None) -> Export:
@@ -84,6 +88,7 @@ class _Writer:
         self._buffer = bytearray()
         self._packets = self._slices = self._samples = 0
         self._skipped: dict[str, int] = {}
+        self._still = 0
         self._uuid = 0
         # One packet object of each kind is filled again and again: making them anew costs three times as much.
         self._event = TracePacket()
@@ -100,7 +105,7 @@ class _Writer:
             if self._progress is not None:
                 self._progress(name, self._packets)
         self._file.write(self._buffer)
-        return Export(self._path, self._packets, self._slices, self._samples, self._skipped)
+        return Export(self._path, self._packets, self._slices, self._samples, self._skipped, self._still)
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
@@ -169,13 +174,20 @@ class _Writer:
         frame = trace.table("counters").filter(ok & known).collect()
         good = frame.filter(pl.col("time_ns") >= 0)
         self._skip("counters", frame.height - good.height)
+        good, self._still = kept(good)
+        placed = grouped(good.select("host", "entity").unique().rows())
+        ranks = {key: i for i, key in enumerate(placed)}
         groups: dict[str, int] = {}
-        key = ["host", "entity", "name", "direction"]
-        for (host, entity, name, direction), g in good.sort(*key, "time_ns", nulls_last=False).group_by(key, maintain_order=True):
-            title = f"{entity} on {host}" if host else str(entity)
+        key = ["host", "entity", "name", "direction", "source"]
+        series = good.sort(*key, "time_ns", nulls_last=False).partition_by(key, as_dict=True, maintain_order=True)
+        several = Counter((host, entity, name, direction) for host, entity, name, direction, _ in series)
+        for (host, entity, name, direction, source), g in sorted(series.items(), key=lambda x: ranks[x[0][0], x[0][1]]):
+            title, before = placed[host, entity]
             if title not in groups:
                 groups[title] = self._group(title, 1000 + len(groups))
-            label = f"{name} {direction}" if direction else str(name)
+            label = f"{before}{name} {direction}" if direction else f"{before}{name}"
+            if several[host, entity, name, direction] > 1:
+                label += f" ({source})"
             track = self._counter_track(label, groups[title], next(iter(g["unit"].drop_nulls().to_list()), None))
             for time, whole, real in zip(
                 g["time_ns"].to_list(), g["value_int"].to_list(), g["value_float"].to_list(), strict=True

@@ -140,6 +140,6 @@ TERMS: tuple[Term, ...] = (
         "Σ increase of pgpromote_success and pgdemote_* of each node × page size",
         "What the kernel moved between nodes by itself, beside the engine's moves and never one of them. Promotions are counted "
         "at the node that receives, demotions at the one that loses the page; base pages also of huge ones.",
-        _of("sum(total)", "unit = 'pages' AND (name = 'pgpromote_success' OR starts_with(name, 'pgdemote_'))"),
+        sql_of("ledger_tier_pages"),
     ),
 )  # fmt: skip

@@ -25,6 +25,7 @@ from hoptrace.analysis.moves.ledger_rows import SUMS, known_sum, memory_rows, mo
 from hoptrace.analysis.moves.ledger_size import Amplification, amplification
 from hoptrace.analysis.moves.movecover import blind
 from hoptrace.analysis.moves.stepcover import StepCover, step_cover
+from hoptrace.analysis.moves.tiering import TierPages, tier_pages
 from hoptrace.analysis.query import query
 from hoptrace.analysis.term import sql_of
 from hoptrace.analysis.text import counted
@@ -61,6 +62,7 @@ class Ledger:
         reusable: what one shared cache would have given, null without block hashes.
         geometry: the KV of a token on each server.
         residency: law 2, from the events of KV blocks.
+        tier_pages: what the kernel moved between memory nodes by itself, beside all moves.
         unseen: what the ledger cannot show, in sentences. notes: what a reader should know of the figures.
     """
 
@@ -81,6 +83,7 @@ class Ledger:
     geometry: list[ServerKv] = field(default_factory=list)
     residency: Residency = field(default_factory=lambda: Residency([], [], []))
     notes: list[str] = field(default_factory=list)
+    tier_pages: list[TierPages] = field(default_factory=list)
 
     def is_bound(self, row: Mapping[str, Any]) -> bool:
         """Whether the bytes of a row of ``rows`` are a lower bound: moves that do not say theirs or were not all recorded, or
@@ -184,6 +187,7 @@ class Ledger:
             "amplification": [a.as_dict() for a in self.amplification],
             "link_use": [u.as_dict() for u in self.link_uses],
             "elsewhere": self.elsewhere,
+            "tier_pages": [t.as_dict() for t in self.tier_pages],
             "reuse": self.reuse.as_dict(),
             "engine_rates": [r.as_dict() for r in self.engine_rates],
             "upkeep": None if self.upkeep is None else self.upkeep.as_dict(),
@@ -281,6 +285,7 @@ def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool
         geometry=server_kv(trace.manifest),
         residency=resident,
         notes=[c.says for c in resident.checks if not c.holds] + elsewhere,
+        tier_pages=tier_pages(trace),
     )
 
 

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from hoptrace.analysis.moves.ledger import Amplification, Ledger
 from hoptrace.analysis.moves.ledger_links_text import busy_lines, links
+from hoptrace.analysis.moves.tiering import tier_says
 from hoptrace.analysis.text import bytes_text, count_text, counted, percent
 
 __all__ = ["blocks"]
@@ -31,6 +32,7 @@ def blocks(book: Ledger, *, full: bool = False) -> list[RenderableType]:
     if full:
         out += [Text(line) for line in _assumed(book)]
         out += links(book.link_uses)
+        out += [Text(line) for line in tier_says(book.tier_pages)]
     out += [Text(line, style="yellow") for line in _odd(book)]
     out += [Text(line) for line in (_reuse(book, full=full))]
     out += [Text(line) for line in _reusable(book, full=full)]

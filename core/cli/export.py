@@ -60,6 +60,8 @@ def _timeline(trace: str, output: str, *, force: bool, quiet: bool) -> None:
     console.print(f"{result.path}: {result.slices:,} slices, {result.samples:,} counter samples, {size / 1e6:,.1f} MB.")
     for table, n in result.skipped.items():
         console.print(f"{n:,} rows of {table} were left out: they lie before 1970 or end before they start.")
+    if result.still:
+        console.print(f"{result.still:,} counters that never change have no track (there are many of their kind).")
     console.print("Open it at https://ui.perfetto.dev (Open trace file).")
 
 

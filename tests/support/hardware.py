@@ -78,6 +78,7 @@ def _devices() -> list[dict[str, Any]]:
         *cumulative("pcie:0000:17:00.0", "raw_bytes", lambda t: t * (1 << 20), direction="tx", unit="bytes", **slow),
         *cumulative("pcie:0000:17:00.0", "data_bytes", lambda t: 0, direction="tx", unit="bytes", every=1.0, source="scraped"),
         *cumulative("irq:45", "interrupts", lambda t: 100 * t, unit="interrupts", every=1.0, source="interrupts"),
+        *cumulative("node:3", "pgpromote_success", lambda t: 0, unit="pages", every=1.0, source="vmstat"),
         *cumulative("collector:processes", "cpu_ns", lambda t: 4 * MS * t, every=1.0, source="station"),
         *cumulative("collector:processes", "samples", lambda t: 10 * t, unit="samples", every=1.0, source="station"),
         *cumulative("collector:processes", "missed", lambda t: t // 20, unit="beats", every=1.0, source="station"),
