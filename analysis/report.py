@@ -325,7 +325,7 @@ def warnings(trace: Trace, a: Accounting, arranged: Coordination) -> list[str]:
         out.append(f"{counted(n, 'row was', 'rows were')} dropped: {reason}.")
     for c in m.collectors:
         out += [f"Collector {c.name} dropped {n:,}: {why}." for why, n in sorted(c.dropped.items())]
-        if not c.available:
+        if not c.available and not c.remedy:  # of a machine's many sources the hardware section tells
             out.append(f"Collector {c.name} was not available: {c.reason or 'no reason given'}.")
     if m.replay is not None:
         out += m.replay.warnings

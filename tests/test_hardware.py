@@ -161,6 +161,8 @@ def test_threads_devices_and_what_it_cost() -> None:
     assert costs["processes"].each_ns == pytest.approx(400_000) and costs["processes"].missed == 2
     assert costs["processes"].every_ns == 100 * MS
     assert h.collecting.share == pytest.approx(0.012) and h.collecting.over
+    assert [(c.name, c.remedy) for c in h.absent] == [("tracepoints", "mount it")]
+    assert "Sources of counters that were not there: tracepoints; why: --section hardware." in h.unseen
     (c,) = h.contradictions
     assert (c.still.source, c.moved.source) == ("scraped", "nvml") and h.warnings == [c.says]
     text = shown(h)
@@ -172,7 +174,7 @@ def test_threads_devices_and_what_it_cost() -> None:
         "1 error counter of devices and links stayed as they were.", "Busiest interrupts: irq:45 4,000 (100 a second).",
         "Pressure, share of the time: cpu some 15%.",
         "Collecting took 1.20% of a core (over the 1% it may): nvml 0.8% (800 µs a sample), processes 0.4% (400 µs a sample).",
-        "2 beats of its sources were missed.",
+        "2 beats of its sources were missed.", "tracepoints  tracefs is not mounted  mount it",
     ):  # fmt: skip
         assert line in text, line
     short = shown(h, full=False)

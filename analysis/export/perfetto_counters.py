@@ -18,7 +18,7 @@ _OWN = re.compile(r"^collector:|^hoptrace:")
 
 def kept(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Samples of the counters that are worth a track, and how many counters are left out: where there are many entities of a
-    kind, those that never change. A link at rest, a vector that never fires, a thread's count of nothing would bury the others."""
+    kind, those that never change. A link at rest or a vector that never fires would bury the others."""
     key = ["host", "entity", "name", "direction", "source"]
     value = pl.coalesce(pl.col("value_int").cast(pl.Float64), pl.col("value_float"))
     kind = pl.col("entity").str.split(":").list.first()

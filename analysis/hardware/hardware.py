@@ -18,6 +18,7 @@ from hoptrace.analysis.hardware.devices import Devices, devices_of
 from hoptrace.analysis.hardware.stealing import Stealing
 from hoptrace.analysis.hardware.threads import Threads, threads_of
 from hoptrace.contradictions import Contradiction
+from hoptrace.manifest import CollectorInfo
 from hoptrace.reader import Trace
 from hoptrace.step_source import StepSource, step_source
 from hoptrace.stepcost import StepCost
@@ -32,13 +33,15 @@ _WORKERS = ("engine", "worker")
 @dataclass(frozen=True)
 class Hardware:
     """``stealing``: one answer for each server whose processes were looked at. ``threads``: null where no counters of processes
-    were recorded. ``contradictions``: counters of the same thing of which one stands still. ``unseen``: what cannot be shown."""
+    were recorded. ``contradictions``: counters of the same thing of which one stands still. ``absent``: sources of counters that
+    were not there, with the reason and what would change it. ``unseen``: what cannot be shown."""
 
     stealing: list[Stealing]
     threads: Threads | None
     devices: Devices
     collecting: Cost
     contradictions: list[Contradiction]
+    absent: list[CollectorInfo] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -55,6 +58,7 @@ class Hardware:
             "devices": self.devices.as_dict(),
             "collecting": self.collecting.as_dict(),
             "contradictions": [c.as_dict() for c in self.contradictions],
+            "absent": [{"name": c.name, "reason": c.reason, "remedy": c.remedy} for c in self.absent],
             "notes": self.notes,
             "unseen": self.unseen,
         }
@@ -92,7 +96,11 @@ def hardware(
     notes = []
     if source.origin and "observed" not in source.origin and answers:
         notes.append(f"Steps are {source.origin}: how long they took is as sure as that.")
-    return Hardware(answers, did, told, cost_of_it, contradictions_of(trace), unseen, notes)
+    absent = [c for c in trace.manifest.collectors if not c.available and c.remedy]
+    if absent:
+        named = ", ".join(c.name for c in absent[:6]) + (" …" if len(absent) > 6 else "")
+        unseen.append(f"Sources of counters that were not there: {named}; why: --section hardware.")
+    return Hardware(answers, did, told, cost_of_it, contradictions_of(trace), absent, unseen, notes)
 
 
 def _processes(trace: Trace, totals: pl.DataFrame) -> tuple[dict[str, list[str]], dict[str, str]]:

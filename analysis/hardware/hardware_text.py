@@ -45,6 +45,13 @@ def blocks(h: Hardware, *, full: bool = False) -> list[RenderableType]:
         out += _threads(h.threads)
     out += [Text(line) for line in _devices(h.devices)]
     out += [Text(line) for line in _cost(h.collecting)]
+    if h.absent:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("not there", "why", "what would change it"):
+            table.add_column(name)
+        for c in h.absent:
+            table.add_row(Text(c.name), Text(c.reason or "no reason given"), Text(c.remedy or "–"))
+        out.append(table)
     return out + [Text(note, style="dim") for note in h.notes]
 
 

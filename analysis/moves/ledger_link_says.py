@@ -41,9 +41,8 @@ def says(
         return f"Its counter saw {bytes_text(counter.counted_bytes)}{within}; {counter.why}.{_unknown(counter)}"
     saw = f"Its counter saw {bytes_text(counter.bytes)}{' of payload' if counter.what == 'payload' else ''}"
     if not moves and counter.bytes:
-        said = f"{saw}; no recorded move names this link"
-    else:
-        said = f"{saw}; moves explain {'at least ' if at_least else ''}{bytes_text(explained)}"
+        return f"{saw}; no recorded move names this link: who moved it is not told.{_unknown(counter)}"
+    said = f"{saw}; moves explain {'at least ' if at_least else ''}{bytes_text(explained)}"
     if protocol is not None and basis == "counted":
         said += f", packets add {bytes_text(protocol)} (counted)"
     elif protocol is not None:

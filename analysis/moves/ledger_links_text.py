@@ -16,6 +16,7 @@ __all__ = ["busy_lines", "links"]
 _ROWS = 8  # of a kind
 _SAID = 4  # sentences of a kind
 _BUSY_LINES = 3
+_QUIET = 3  # quiet ones of a kind from which they are told in one line
 _QUIET_BYTES = 1 << 20
 _QUIET_USE = 0.01
 _ODD = 0.02  # share of what was counted from which unexplained bytes are told
@@ -37,7 +38,8 @@ def links(uses: Sequence[LinkUse]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for kind in kinds:
         mine = sorted((x for x in shown if (x[0].kind or "") == kind), key=_rank)
-        loud = [x for x in mine if not _quiet(x[1])][:_ROWS] if len(mine) > _ROWS else mine
+        few = len(mine) <= _ROWS and sum(_quiet(w) for _, w in mine) < _QUIET
+        loud = mine if few else [x for x in mine if not _quiet(x[1])][:_ROWS]
         for u, w in loud:
             _row(table, u, w)
         told = [(u, w) for u, w in loud if w.counter is not None]

@@ -62,8 +62,12 @@ TERMS: tuple[Term, ...] = (
         "ledger",
         "unexplained link bytes",
         "bytes",
-        "bytes counted on the link - bytes that moves say crossed it - what packets add (assumed, by the kind of the link)",
-        "Over the spans between counter samples in which all who record moves did so. At most so much where some moves do not "
+        "bytes counted on the link - bytes that moves say crossed it - what packets add, where the counter holds that",
+        "Over the spans between counter samples in which all who record moves did so; null where nobody recorded moves. Of "
+        "several counters of a link a count goes before a rate, one that moves before one that stands still, payload before "
+        "payload with protocol; where both were counted over the same time the protocol is their difference (counted), else "
+        "assumed by the kind of the link. A counter that can have passed its whole range between two samples (time × 1.2 × the "
+        "link's rate > 2^width) tells nothing there. At most so much where some moves do not "
         "say their bytes or were lost. Negative: the moves tell more than the wire "
         "carried, so the data took another way, or stayed in a cache before a memory. Null where the counter is absent, falls "
         "without a restart, or is a gauge.",
