@@ -11,6 +11,7 @@ import time
 
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
+from hoptrace.collectors.hardware.kernel import stat
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, status_of
 
@@ -21,7 +22,8 @@ _EACH_EVERY_NS = 1_000_000_000
 
 
 class CpuSource:
-    """/proc/stat: proc_stat(5). Times are counted in ticks of 10 ms; ``cpu:N`` once a second."""
+    """/proc/stat: proc_stat(5). Times are counted in ticks of 10 ms; ``cpu:N`` once a second. Of its last lines the totals of the
+    machine: switches, forks, interrupts, threads that run or are blocked."""
 
     name = "cpu"
     answers = "how busy the CPUs are, what the hypervisor gave to others, what recording takes"
@@ -45,6 +47,10 @@ class CpuSource:
 
     def open(self, out: Sink) -> None:
         self._all = [out.series("cpu", name, "ns", "cumulative", incarnation=self._boot, width_bits=64) for name in _FIELDS]
+        self._totals = [
+            (key, out.series("cpu", name, unit, "cumulative" if grows else "gauge", incarnation=self._boot))
+            for key, name, unit, grows in stat.TOTALS
+        ]
         self._cpus = out.series("cpu", "cpus", "cpus", "gauge", incarnation=self._boot)
         self._own = out.series(f"hoptrace:{os.getpid()}", "on_cpu_ns", "ns", "cumulative", incarnation=self._boot, width_bits=64)
 
@@ -54,7 +60,7 @@ class CpuSource:
             data = self._file.read()
         except OSError as e:
             out.at(before, out.now_ns())
-            out.fail(self._all, status_of(e))
+            out.fail([*self._all, *(number for _, number in self._totals)], status_of(e))
             return
         after = out.now_ns()
         out.at(before, after)
@@ -62,6 +68,9 @@ class CpuSource:
         words = data[:end].split()
         for number, word in zip(self._all, words[1 : 1 + len(_FIELDS)], strict=False):
             out.put(number, int(word) * procfs.TICK_NS)
+        for key, number in self._totals:
+            if (n := stat.total(data, key)) is not None:
+                out.put(number, n)
         out.put(self._own, time.process_time_ns())
         if after >= self._each_due_ns:
             self._each_due_ns = after + _EACH_EVERY_NS
