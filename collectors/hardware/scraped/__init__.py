@@ -1,14 +1,19 @@
-"""Sources of this family."""
+"""Counters that others have collected: Prometheus pages, files of Intel PCM."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hoptrace.collectors.hardware.scraped.followed import PcmSource
+from hoptrace.collectors.hardware.scraped.page import PageSource
 from hoptrace.collectors.hardware.source import Asked, Source
 
 __all__ = ["sources"]
 
 
 def sources(asked: Asked) -> Iterator[Source]:
-    """The sources of this family."""
-    yield from ()
+    """One for each page and each file that was asked for. UsageError: an address that is none."""
+    for url in asked.scrape:
+        yield PageSource(url)
+    for path in asked.files:
+        yield PcmSource(path)
