@@ -53,7 +53,7 @@ class Exporter:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/metrics"
 
@@ -104,7 +104,7 @@ def test_dcgm_of_eight_h100_that_is_cut_short(exporter: Exporter, tmp_path: Path
     w = served(exporter, tmp_path, (DATA / "dcgm_8xh100_sampled.prom").read_bytes())
     power = {e: v for (e, n), v in w.last().items() if n == "power_w"}
     assert len(power) == 8 and power["gpu:GPU-c4529c8d-69c4-b61d-e0bc-7b2460096005"] == 113.611
-    assert sum(v for v in power.values() if isinstance(v, float)) == pytest.approx(584.168, abs=1e-3)
+    assert sum(v for v in power.values() if isinstance(v, float)) == pytest.approx(583.767, abs=1e-3)
 
 
 def test_types_are_by_number_and_not_by_what_the_page_says() -> None:
@@ -167,7 +167,7 @@ def test_nixl_counts_in_microseconds(exporter: Exporter, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["lmcache:remote_read_bytes", "lmcache_num_remote_read_bytes_total", "lmcache:remote_read_bytes_total"]
+    "name", ["lmcache:remote_read_bytes", "lmcache_num_remote_read_bytes_total", "lmcache_remote_read_bytes"]
 )
 def test_lmcache_of_several_versions(name: str) -> None:
     meaning = meaning_of(name)
@@ -355,7 +355,7 @@ def test_pcm_that_is_begun_anew(tmp_path: Path) -> None:
     w.sample()
     path.write_text(HEAD + "2026-12-01,10:00:09,7,7,7,7\n")
     w.sample()
-    assert [v for v in w.values("pcm:SKT0", "Mem Read (MB/s)")] == [5e6, 7e6]
+    assert w.values("pcm:SKT0", "Mem Read (MB/s)") == [5e6, 7e6]
     assert w.events() == [("gap", "pcm.csv was begun anew")]
 
 
