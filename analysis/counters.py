@@ -29,8 +29,8 @@ def counter_totals(
             raise ValueError("no names")
         wanted = f"name IN ({_listed(names)})"
         if kinds:
-            rest = f" AND name NOT IN ({_listed(but)})" if but else ""
-            wanted = f"({wanted} OR split_part(entity, ':', 1) IN ({_listed(kinds)}){rest})"
+            rest = f"name NOT IN ({_listed(but)}) AND " if but else ""
+            wanted = f"({wanted} OR ({rest}split_part(entity, ':', 1) IN ({_listed(kinds)})))"
         text = text.replace(_WHERE, f"{_WHERE} AND {wanted}", 1)
     return trace.sql(text)
 

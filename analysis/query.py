@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 import duckdb
 import polars as pl
@@ -13,7 +15,7 @@ from hoptrace.errors import InputError
 from hoptrace.reader import Trace
 from hoptrace.schema import TABLES
 
-__all__ = ["query", "query_with"]
+__all__ = ["Ask", "asking", "query", "query_with"]
 
 
 def query(trace: Trace, name: str) -> pl.DataFrame:
@@ -31,17 +33,54 @@ def query_with(
     Raises:
         InputError: a table is damaged.
     """
-    text = sql_of(name)
+    with asking(trace, (name,), relations, views) as ask:
+        return ask(name)
+
+
+class Ask(Protocol):
+    """Runs one of the named queries, with further relations."""
+
+    def __call__(self, name: str, relations: Mapping[str, pl.DataFrame] | None = None) -> pl.DataFrame: ...
+
+
+@contextmanager
+def asking(
+    trace: Trace,
+    names: Collection[str],
+    relations: Mapping[str, pl.DataFrame],
+    views: Mapping[str, str] | None = None,
+    tables: Mapping[str, str] | None = None,
+) -> Iterator[Ask]:
+    """Several queries that share relations, views and ``tables``: results of other queries that are computed once, in that order,
+    and kept (on the disk, where they are large) until the end. InputError as :func:`query_with`, also from what it gives."""
+    texts = {name: sql_of(name) for name in names}
     bodies = {view: sql_of(file) for view, file in (views or {}).items()}
-    words = set(re.findall(r"\w+", re.sub(r"--[^\n]*", "", " ".join((text, *bodies.values())))))
+    kept = {table: sql_of(file) for table, file in (tables or {}).items()}
+    all_text = " ".join((*texts.values(), *bodies.values(), *kept.values()))
+    words = set(re.findall(r"\w+", re.sub(r"--[^\n]*", "", all_text)))
     with trace.duckdb(*(t for t in TABLES if t in words)) as con:
+
+        def guarded(text: str) -> duckdb.DuckDBPyRelation | None:
+            try:
+                return con.sql(text)
+            except duckdb.Error as e:
+                raise InputError(f"{trace.path} can't be queried ({str(e).strip().splitlines()[0]}).") from None
+
+        def ask(name: str, relations: Mapping[str, pl.DataFrame] | None = None) -> pl.DataFrame:
+            for relation, frame in (relations or {}).items():
+                con.register(relation, frame.to_arrow())
+            result = guarded(texts[name])
+            assert result is not None
+            try:
+                found = pl.from_arrow(result.to_arrow_table())
+            except duckdb.Error as e:
+                raise InputError(f"{trace.path} can't be queried ({str(e).strip().splitlines()[0]}).") from None
+            assert isinstance(found, pl.DataFrame)
+            return found
+
         for relation, frame in relations.items():
             con.register(relation, frame.to_arrow())
-        try:
-            for view, body in bodies.items():
-                con.execute(f"CREATE TEMP VIEW {view} AS {body}")
-            found = pl.from_arrow(con.sql(text).to_arrow_table())
-        except duckdb.Error as e:
-            raise InputError(f"{trace.path} can't be queried ({str(e).strip().splitlines()[0]}).") from None
-    assert isinstance(found, pl.DataFrame)
-    return found
+        for kind, made in (("VIEW", bodies), ("TABLE", kept)):
+            for name, body in made.items():
+                guarded(f"CREATE TEMP {kind} {name} AS {body}")
+        yield ask

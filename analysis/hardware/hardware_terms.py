@@ -130,7 +130,7 @@ TERMS: tuple[Term, ...] = (
         "two counters of one thing over the same time: one saw at least 1 MiB, the other less than a thousandth of that",
         "Payload and payload with protocol of a link are the same traffic, whichever source tells; so are the paths of an NVMe "
         "namespace and its head. No word where the common time is under a second or either covers less than 80 % of it.",
-        sql_of("contradicted_extents"),
+        sql_of("contradicted_series"),
     ),
     Term(
         "tier_pages",

@@ -9,7 +9,7 @@ null with the reason, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,16 @@ from hoptrace.analysis.moves.ledger_link_fill import BINS, BUSY, Fill, fill
 from hoptrace.analysis.moves.ledger_link_says import elsewhere, says
 from hoptrace.analysis.moves.ledger_rows import local_links
 from hoptrace.analysis.moves.movecover import covered
-from hoptrace.analysis.query import query_with
+from hoptrace.analysis.query import Ask, asking
 from hoptrace.platform import Graph, Link, graph_of
 from hoptrace.reader import Trace
 
 __all__ = ["BUSY", "Counter", "LinkUse", "LinkWay", "link_uses"]
 
 NOBODY = "no one recorded moves here"
-_VIEWS = {"crossings": "ledger_link_crossings", "spans": "ledger_link_spans"}
+_VIEWS = {"crossings": "ledger_link_crossings"}
+_TABLES = {"series": "ledger_link_series", "spans": "ledger_link_spans"}
+_QUERIES = ("ledger_link_moved", "ledger_link_counted", "ledger_link_bins")
 _WAY = {"tx": "ab", "write": "ab", "rx": "ba", "read": "ba"}
 _KEYS = ("link", "host", "source", "name", "direction")
 
@@ -112,10 +114,19 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
         ),
         "span": pl.DataFrame(compared, schema={"from_ns": pl.Int64, "to_ns": pl.Int64}, orient="row"),
     }
-    moved = query_with(trace, "ledger_link_moved", relations, _VIEWS)
+    with asking(trace, _QUERIES, relations, _VIEWS, _TABLES) as ask:
+        uses = _uses(ask, trace, graph, span, None if compared else NOBODY, when, lossy)
+    return uses, elsewhere(uses)
+
+
+def _uses(
+    ask: Ask, trace: Trace, graph: Graph, span: tuple[int, int], nobody: str | None, when: Sequence[tuple[int, int]] | None,
+    lossy: bool,
+) -> list[LinkUse]:  # fmt: skip
+    links = graph.links
+    moved = ask("ledger_link_moved")
     crossed, none = _by_link(moved), moved.clear()
-    told = _by_link(query_with(trace, "ledger_link_counted", relations, _VIEWS).filter(pl.col("samples") > 0))
-    nobody = None if compared else NOBODY
+    told = _by_link(ask("ledger_link_counted").filter(pl.col("samples") > 0))
     local = local_links(trace.manifest)
     half = []
     for k in links.values():
@@ -124,25 +135,18 @@ def link_uses(trace: Trace) -> tuple[list[LinkUse], list[str]]:
         half.append((k, kind, _half(k, graph, crossed.get(k.name, none), [] if rows is None else rows.to_dicts(), nobody)))
     known = [(k.name, w.choice) for k, _, ways in half if k.bytes_per_s for w in ways if w.choice is not None]
     taken = [(name, *key) for name, choice in known for key in choice.keys]
-    bins = _bins(trace, relations, span, [k.name for k in links.values() if k.bytes_per_s], taken)
-    uses = [
+    bins = _bins(ask, span, [k.name for k in links.values() if k.bytes_per_s], taken)
+    return [
         LinkUse(k.name, k.kind, k.a, k.b, k.bytes_per_s, [_whole(k, kind, w, bins.get(k.name), when, lossy) for w in ways])
         for k, kind, ways in half
     ]
-    return uses, elsewhere(uses)
 
 
 def _by_link(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
     return {str(key[0]): mine for key, mine in frame.partition_by("link", as_dict=True).items()}
 
 
-def _bins(
-    trace: Trace,
-    relations: Mapping[str, pl.DataFrame],
-    span: tuple[int, int],
-    rated: Sequence[str],
-    taken: Sequence[tuple[str, ...]],
-) -> dict[str, pl.DataFrame]:
+def _bins(ask: Ask, span: tuple[int, int], rated: Sequence[str], taken: Sequence[tuple[str, ...]]) -> dict[str, pl.DataFrame]:
     """The bins of the links of known capacity: without it there is no utilisation."""
     if not rated:
         return {}
@@ -156,7 +160,7 @@ def _bins(
         "chosen": pl.DataFrame(taken, schema=dict.fromkeys(_KEYS, pl.String), orient="row"),
         "grid": grid,
     }
-    return _by_link(query_with(trace, "ledger_link_bins", {**relations, **more}, _VIEWS))
+    return _by_link(ask("ledger_link_bins", more))
 
 
 def _extent(trace: Trace, when: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int] | None, bool]:

@@ -1,20 +1,20 @@
 -- Totals of each byte counter of a link: over all its samples (all_bytes, all_ns); over the spans that lie within the time in which
 -- moves were recorded (bytes, covered_ns); and what the recorded moves say crossed the link in those very spans. Relation `span`
--- (from_ns, to_ns: the stretches, apart, in which moves were recorded); views `crossings`, `spans`.
+-- (from_ns, to_ns: the stretches, apart, in which moves were recorded); view `crossings`, tables `series`, `spans`.
 -- Spans that touch are one stretch. A move's bytes are spread evenly over its time: at an edge of a stretch the moves that have ended
 -- count whole, those under way in proportion; what happens at one instant belongs to the stretch that begins there.
 WITH inside AS (
-  SELECT spans.* FROM spans, span WHERE bytes IS NOT NULL AND start_ns IS NOT NULL AND end_ns > start_ns
+  SELECT id, start_ns, end_ns, bytes FROM spans, span WHERE bytes IS NOT NULL AND start_ns IS NOT NULL AND end_ns > start_ns
      AND start_ns >= span.from_ns AND end_ns <= span.to_ns
 ), marked AS (
-  SELECT *, start_ns IS DISTINCT FROM lag(end_ns) OVER (PARTITION BY link, host, source, name, direction ORDER BY start_ns) AS apart FROM inside
+  SELECT *, start_ns IS DISTINCT FROM lag(end_ns) OVER (PARTITION BY id ORDER BY start_ns) AS apart FROM inside
 ), numbered AS (
-  SELECT *, sum(apart::INTEGER) OVER (PARTITION BY link, host, source, name, direction ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS part
+  SELECT *, sum(apart::INTEGER) OVER (PARTITION BY id ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS part
   FROM marked
 ), stretches AS MATERIALIZED (
-  SELECT link, host, source, name, direction, part, min(start_ns) AS start_ns, max(end_ns) AS end_ns, sum(bytes) AS bytes,
-         sum(end_ns - start_ns) AS covered_ns
-  FROM numbered GROUP BY ALL
+  SELECT link, id, part, min(start_ns) AS start_ns, max(end_ns) AS end_ns, sum(bytes) AS bytes, sum(end_ns - start_ns) AS covered_ns
+  FROM numbered JOIN series USING (id)
+  GROUP BY ALL
 ), edges AS MATERIALIZED (
   SELECT link, t, row_number() OVER (PARTITION BY link ORDER BY t) AS k
   FROM (SELECT DISTINCT link, unnest([start_ns, end_ns]) AS t FROM stretches)
@@ -40,32 +40,28 @@ WITH inside AS (
   LEFT JOIN done d ON d.link = e.link AND d.way = w.way AND d.k = e.k
   LEFT JOIN under_way u ON u.link = e.link AND u.way = w.way AND u.k = e.k
 ), each AS (
-  SELECT i.link, i.host, i.source, i.name, i.direction, z.way, sum(z.moved - a.moved) AS moved
+  SELECT i.id, z.way, sum(z.moved - a.moved) AS moved
   FROM stretches i
   JOIN summed a ON a.link = i.link AND a.t = i.start_ns
   JOIN summed z ON z.link = i.link AND z.t = i.end_ns AND z.way = a.way
   GROUP BY ALL
 ), moved AS (
-  SELECT link, host, source, name, direction, sum(moved) FILTER (way = 'ab') AS moved_ab, sum(moved) FILTER (way = 'ba') AS moved_ba,
-         sum(moved) FILTER (way = '') AS moved_either
+  SELECT id, sum(moved) FILTER (way = 'ab') AS moved_ab, sum(moved) FILTER (way = 'ba') AS moved_ba, sum(moved) FILTER (way = '') AS moved_either
   FROM each GROUP BY ALL
 ), told AS (
-  SELECT link, host, source, name, direction, sum(bytes) AS bytes, TRY_CAST(sum(covered_ns) AS BIGINT) AS covered_ns, min(start_ns) AS from_ns,
-         max(end_ns) AS to_ns
-  FROM stretches GROUP BY ALL
+  SELECT id, sum(bytes) AS bytes, TRY_CAST(sum(covered_ns) AS BIGINT) AS covered_ns FROM stretches GROUP BY ALL
 ), quality AS (
-  SELECT link, host, source, name, direction, max(way) AS way, any_value(semantics) AS semantics, count(*) AS samples,
-         count(*) FILTER (status <> 'ok') AS unknown_samples, count(*) FILTER (fall) AS falls, count(*) FILTER (anew) AS restarts,
-         count(*) FILTER (ambiguous) AS ambiguous, median(end_ns - start_ns) FILTER (ambiguous)::BIGINT AS apart_ns,
-         sum(bytes) AS all_bytes,
+  SELECT id, any_value(kind) AS kind, count(*) AS samples, count(*) FILTER (why IS NOT NULL) AS unknown_samples,
+         count(*) FILTER (fall) AS falls, count(*) FILTER (anew) AS restarts, count(*) FILTER (ambiguous) AS ambiguous,
+         median(end_ns - start_ns) FILTER (ambiguous)::BIGINT AS apart_ns, sum(bytes) AS all_bytes,
          TRY_CAST(sum(end_ns - start_ns) FILTER (bytes IS NOT NULL AND end_ns > start_ns) AS BIGINT) AS all_ns,
-         string_agg(DISTINCT status, ', ' ORDER BY status) FILTER (status <> 'ok') AS why
-  FROM spans GROUP BY ALL
+         string_agg(DISTINCT why, ', ' ORDER BY why) AS why
+  FROM spans GROUP BY id
 )
-SELECT q.link, q.host, q.source, q.name, q.direction, q.way, q.semantics, samples, unknown_samples, falls, restarts, ambiguous, apart_ns,
-       all_bytes, all_ns, why, t.bytes, t.covered_ns,
-       t.from_ns, t.to_ns, m.moved_ab, m.moved_ba, m.moved_either
+SELECT link, host, source, name, direction, way, ['gauge', 'cumulative', 'delta', 'rate'][kind + 1] AS semantics, samples, unknown_samples,
+       falls, restarts, ambiguous, apart_ns, all_bytes, all_ns, why, t.bytes, t.covered_ns, m.moved_ab, m.moved_ba, m.moved_either
 FROM quality q
-LEFT JOIN told t USING (link, host, source, name, direction)
-LEFT JOIN moved m USING (link, host, source, name, direction)
-ORDER BY q.link, q.host, q.source, q.name, q.direction
+JOIN series USING (id)
+LEFT JOIN told t USING (id)
+LEFT JOIN moved m USING (id)
+ORDER BY link, host, source, name, direction
