@@ -112,14 +112,14 @@ class BlockSource:
         own = _numbers(by_name.get(disk))
         life = f"{self._boot}/{gone}" if (gone := self._lives.get(disk)) else self._boot
         if paths and (own is None or not any(own[:8])):
-            told = [n for p in paths if (n := _numbers(by_name.get(p))) is not None]
-            if told and (own is None or any(any(n[:8]) for n in told)):
-                own = [sum(column) for column in zip(*told, strict=False)]
-                life += "/paths"
-        if own is None:
-            for (known, _), series in self._series.items():
+            told = {p: n for p in paths if (n := _numbers(by_name.get(p))) is not None}
+            if told and (own is None or any(any(n[:8]) for n in told.values())):
+                own = list(map(sum, zip(*told.values(), strict=False)))
+                life += f"/{'+'.join(told)}"  # with a path less the sum falls
+        if own is None:  # the line is broken
+            for (known, _), numbers in self._series.items():
                 if known == disk:
-                    out.fail(series, "error")
+                    out.fail(numbers, "error")
             return
         series = self._series.get((disk, life))
         if series is None:
