@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ _FEWEST_BINS = 20  # a short trace is divided into as many, as far as its counte
 _SHORTEST_NS = 250_000_000
 _STEPS_A_BIN = 5
 _PIECE = 500_000
-_MOST_STEPS = 2_000_000  # of more, evenly spaced pieces are looked at
 _SAMPLE = 20_000
 _COLUMNS = (
     "start_ns", "end_ns", "prefill_requests", "prefill_tokens", "prefill_context_tokens", "decode_requests",
@@ -94,26 +92,12 @@ def cost_of(steps: pl.LazyFrame, known: StepCost | None) -> StepCost | str:
 def step_bins(steps: pl.LazyFrame, grid: Grid, cost: StepCost) -> StepBins:
     """The sums. A step counts whole in the bin that its middle lies in."""
     sums = [np.zeros(grid.bins, dtype=np.int64) for _ in range(3)]
-    for piece, whole in _pieces(steps):
+    known = steps.drop_nulls([c for c in _COLUMNS if c != "prefill_requests"])
+    for piece in known.collect_batches(chunk_size=_PIECE, maintain_order=False):
         took = (piece["end_ns"] - piece["start_ns"]).to_numpy()
         bins = (piece["start_ns"].to_numpy() + took // 2 - grid.from_ns) // grid.width_ns
         inside = (bins >= 0) & (bins < grid.bins)
-        if not whole and inside.any():  # the bins at the edges of a piece are not all in it
-            inside &= (bins > bins[inside].min()) & (bins < bins[inside].max())
         kept = piece.filter(pl.Series(inside))
         for total, value in zip(sums, (1, took[inside], cost.cost_ns_array(kept)), strict=True):
             np.add.at(total, bins[inside], value)
     return StepBins(grid, *sums)
-
-
-def _pieces(steps: pl.LazyFrame) -> Iterator[tuple[pl.DataFrame, bool]]:
-    """The steps in pieces that fit into memory, and whether they are all of them."""
-    known = steps.drop_nulls([c for c in _COLUMNS if c != "prefill_requests"])
-    n = int(known.select(pl.len()).collect(engine="streaming").item())
-    if n <= _MOST_STEPS:
-        for at in range(0, n, _PIECE):
-            yield known.slice(at, _PIECE).collect(), True
-        return
-    size = _MOST_STEPS // 40
-    for i in range(40):
-        yield known.slice(i * (n - size) // 39, size).collect(), False
