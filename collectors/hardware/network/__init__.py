@@ -1,14 +1,21 @@
-"""Sources of this family."""
+"""RDMA ports, network interfaces, what drivers and the network stack count."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hoptrace.collectors.hardware.network.ethtool import EthtoolSource
+from hoptrace.collectors.hardware.network.infiniband import InfinibandSource
+from hoptrace.collectors.hardware.network.interfaces import InterfacesSource
+from hoptrace.collectors.hardware.network.stack import StackSource
 from hoptrace.collectors.hardware.source import Asked, Source
 
 __all__ = ["sources"]
 
 
 def sources(asked: Asked) -> Iterator[Source]:
-    """The sources of this family."""
-    yield from ()
+    """The machine's, in the first server's network namespace."""
+    yield InfinibandSource(asked.roots)
+    yield InterfacesSource(asked.roots, asked.servers)
+    yield EthtoolSource(asked.roots)
+    yield StackSource(asked.roots, asked.servers)
