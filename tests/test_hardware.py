@@ -221,6 +221,7 @@ def test_two_sources_of_one_counter_are_not_mixed() -> None:
 
 def test_interrupts_are_counted_once() -> None:
     vectors = [r for n in (1, 2) for r in cumulative(f"irq:{n}", "interrupts", lambda t: 10 * t, unit="interrupts")]
+    vectors += cumulative("irq:LOC", "interrupts", lambda t: 1000 * t, unit="interrupts")  # a timer is no device
     process = cumulative("process:7", "on_cpu_ns", lambda t: t)
     found = os_figures(MemoryTrace({"counters": process + vectors}), None)
     assert found is not None and found.interrupts == 800

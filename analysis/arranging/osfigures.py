@@ -227,10 +227,11 @@ def _pressure(totals: pl.DataFrame) -> float | None:
 
 
 def _interrupts(totals: pl.DataFrame) -> int | None:
-    """Of the whole machine; where that was not counted, of its vectors."""
-    of_vectors = pl.col("entity").str.starts_with("irq:")
-    whole = _sum(totals.filter(~of_vectors), _INTERRUPTS)
-    return whole if whole is not None else _sum(totals.filter(of_vectors), _INTERRUPTS)
+    """Of the whole machine; where that was not counted, of its devices' vectors (irq:45). Timers and calls between CPUs (irq:LOC,
+    irq:CAL) are no interrupts by a device."""
+    whole = _sum(totals.filter(~pl.col("entity").str.starts_with("irq:")), _INTERRUPTS)
+    devices = totals.filter(pl.col("entity").str.contains(r"^irq:\d+$"))
+    return whole if whole is not None else _sum(devices, _INTERRUPTS)
 
 
 def _sum(totals: pl.DataFrame, choices: tuple[tuple[str, ...], ...]) -> int | None:
