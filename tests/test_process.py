@@ -15,7 +15,8 @@ import hoptrace
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
 from hoptrace.collectors.hardware.listener import Found, find_listener
-from hoptrace.collectors.hardware.processes.machine import CpuSource, PressureSource, pressure_totals
+from hoptrace.collectors.hardware.pressure import pressure_totals
+from hoptrace.collectors.hardware.processes.machine import CpuSource, PressureSource
 from hoptrace.collectors.hardware.processes.process import MAX_THREADS, ProcessSource
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found as Finding

@@ -12,6 +12,7 @@ import time
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
 from hoptrace.collectors.hardware.kernel import stat
+from hoptrace.collectors.hardware.pressure import pressure_totals
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, status_of
 
@@ -160,15 +161,3 @@ class PressureSource:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-
-
-def pressure_totals(data: bytes) -> list[tuple[bytes, int]]:
-    """(some or full, total in µs) of each line of a pressure file; lines that are none are left out."""
-    found = []
-    for line in data.splitlines():
-        at = line.rfind(b"total=")
-        kind = line[: line.find(b" ")]
-        digits = line[at + 6 :].strip()
-        if at > 0 and kind in (b"some", b"full") and digits.isdigit():
-            found.append((kind, int(digits)))
-    return found
