@@ -18,7 +18,7 @@ def counter_totals(
     trace: Trace, names: Collection[str] | None = None, *, kinds: Collection[str] = (), but: Collection[str] = ()
 ) -> pl.DataFrame:
     """One row per counter: host, entity, name, direction, unit, semantics, samples, from_ns, to_ns, total, counted_ns, breaks,
-    falls, mean, largest, source. The rules are written in ``analysis/sql/counter_totals.sql``.
+    falls, mean, largest, source, incarnation (the last). The rules are written in ``analysis/sql/counter_totals.sql``.
 
     ``names``: only counters of these names. ``kinds``: and all of these kinds of entities (``gpu`` of ``gpu:UUID``) ``but`` those
     of some names. A capture of hours holds hundreds of others, and sorting those takes memory.

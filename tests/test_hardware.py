@@ -153,7 +153,9 @@ def test_threads_devices_and_what_it_cost() -> None:
     assert (gpu.memory_mean_bytes, gpu.memory_bytes, gpu.energy_mj) == (60 << 30, 80 << 30, 12_000_000)
     assert gpu.throttled_ns == {"power": 4 * S} and gpu.clocks_mhz == {"sm": 1980.0}
     assert [(t.name, t.total) for t in h.devices.trouble] == [("replay_errors", 4)] and h.devices.quiet_counters == 1
-    assert [(v.entity, v.total, v.per_s) for v in h.devices.vectors] == [("irq:45", 4000, 100.0)]
+    assert [(v.entity, v.owner, v.total, v.per_s) for v in h.devices.vectors] == [
+        ("irq:45", "PCI-MSIX 3-edge nvme0q3", 4000, 100.0)
+    ]
     assert h.devices.pressure == {"cpu some": pytest.approx(0.15)}
     assert [k for _, k, _ in h.devices.events] == ["xid"] and h.devices.missing == {}
     costs = {c.name: c for c in h.collecting.collectors}
@@ -171,7 +173,8 @@ def test_threads_devices_and_what_it_cost() -> None:
         "gpu:GPU-5fa6c1b2: memory 60 GiB at the mean, 60 GiB at most of 80 GiB; clocks sm 1,980 MHz; slowed down by power for "
         "4.00 s; 12,000 J.",
         "xid: XID 63", "Errors and retries: nvlink:GPU-5fa6c1b2/3 replay_errors +4.",
-        "1 error counter of devices and links stayed as they were.", "Busiest interrupts: irq:45 4,000 (100 a second).",
+        "1 error counter of devices and links stayed as they were.",
+        "Busiest interrupts: irq:45 (PCI-MSIX 3-edge nvme0q3) 4,000 (100 a second).",
         "Pressure, share of the time: cpu some 15%.",
         "Collecting took 1.20% of a core (over the 1% it may): nvml 0.8% (800 µs a sample), processes 0.4% (400 µs a sample).",
         "2 beats of its sources were missed.", "tracepoints  tracefs is not mounted  mount it",

@@ -71,9 +71,10 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Interrupts of one vector."""
+    """Interrupts of one vector. ``owner``: the chip and device that it belongs to, where that was told."""
 
     entity: str
+    owner: str | None
     name: str
     total: int
     per_s: float | None
@@ -131,7 +132,13 @@ def devices_of(trace: Trace, totals: pl.DataFrame) -> Devices:
     ]  # fmt: skip
     risen = sorted((r for r in errors if r["total"] > 0), key=lambda r: (-r["total"], r["entity"], r["name"]))
     vectors = [
-        Vector(r["entity"], r["name"], round(r["total"]), r["total"] * 1e9 / r["counted_ns"] if r["counted_ns"] else None)
+        Vector(
+            r["entity"],
+            _owner(r["incarnation"]),
+            r["name"],
+            round(r["total"]),
+            r["total"] * 1e9 / r["counted_ns"] if r["counted_ns"] else None,
+        )
         for r in told.filter(pl.col("kind").is_in(["irq", "softirq"]) & (pl.col("total") > 0)).to_dicts()
     ]
     vectors.sort(key=lambda v: (-v.total, v.entity))
@@ -149,6 +156,11 @@ def devices_of(trace: Trace, totals: pl.DataFrame) -> Devices:
         gpus, [Trouble(r["entity"], r["name"], r["direction"] or None, round(r["total"])) for r in risen[:_MOST]],
         len(errors) - len(risen), vectors[:_VECTORS], pressure, _events(trace), missing,
     )  # fmt: skip
+
+
+def _owner(incarnation: str | None) -> str | None:
+    """What stands behind the boot in the incarnation of a vector."""
+    return (incarnation or "").partition("/")[2] or None
 
 
 def _gpu(entity: str, rows: Iterable[dict[str, Any]]) -> Gpu:

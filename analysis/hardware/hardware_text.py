@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +18,7 @@ __all__ = ["blocks"]
 
 _ROWS = 10
 _PRESSED = 0.001
+_LINKS = ("gpu", "pcie", "nvlink", "c2c", "xgmi", "rdma")
 _HEADS = {
     "on_cpu_ns": "on CPU", "run_delay_ns": "waited", "voluntary_switches": "voluntary", "involuntary_switches": "involuntary",
     "migrations": "moved", "minor_faults": "faults", "major_faults": "major", "futex_calls": "futex", "poll_calls": "poll",
@@ -33,7 +36,7 @@ def blocks(h: Hardware, *, full: bool = False) -> list[RenderableType]:
         lines = [s.short for s in sorted(known, key=lambda s: s.verdict != "yes")[:1]]
         if h.collecting.over:
             lines.append(_cost(h.collecting)[0])
-        lines += _trouble(h.devices)[:1]
+        lines += _trouble(h.devices, _LINKS)[:1]
         return [Text(line) for line in lines]
     out: list[RenderableType] = [Text(c.says, style="yellow") for c in h.contradictions]
     for s in h.stealing:
@@ -110,8 +113,9 @@ def _devices(d: Devices) -> list[str]:
     if d.quiet_counters:
         out.append(f"{counted(d.quiet_counters, 'error counter')} of devices and links stayed as they were.")
     if d.vectors:
+        named = (f"{v.entity}{f' ({v.owner})' if v.owner else ''} {v.total:,}" for v in d.vectors[:5])
         said = ", ".join(
-            f"{v.entity} {v.total:,}" + (f" ({count_text(v.per_s)} a second)" if v.per_s else "") for v in d.vectors[:5]
+            text + (f" ({count_text(v.per_s)} a second)" if v.per_s else "") for text, v in zip(named, d.vectors, strict=False)
         )
         out.append(f"Busiest interrupts: {said}.")
     pressed = [f"{k} {percent(v)}" for k, v in sorted(d.pressure.items(), key=lambda x: -x[1]) if v >= _PRESSED][:6]
@@ -120,11 +124,13 @@ def _devices(d: Devices) -> list[str]:
     return out + d.lacking()
 
 
-def _trouble(d: Devices) -> list[str]:
-    if not d.trouble:
+def _trouble(d: Devices, kinds: Collection[str] = ()) -> list[str]:
+    """``kinds``: of these entities alone. An Ethernet port drops what nobody wants, which is no news."""
+    shown = [t for t in d.trouble if not kinds or t.entity.partition(":")[0] in kinds]
+    if not shown:
         return []
-    said = ", ".join(f"{t.entity} {t.name}{f' {t.direction}' if t.direction else ''} +{t.total:,}" for t in d.trouble[:6])
-    return [f"Errors and retries: {said}{' …' if len(d.trouble) > 6 else ''}."]
+    said = ", ".join(f"{t.entity} {t.name}{f' {t.direction}' if t.direction else ''} +{t.total:,}" for t in shown[:6])
+    return [f"Errors and retries: {said}{' …' if len(shown) > 6 else ''}."]
 
 
 def _gpu(g: Gpu) -> str:

@@ -36,7 +36,7 @@ SELECT host, entity, name, direction, any_value(unit) AS unit, any_value(semanti
        count(*) FILTER (semantics = 'cumulative' AND NOT anew AND value < before) AS falls,
        CASE WHEN any_value(semantics) = 'gauge' THEN
             coalesce(sum(value * (next_ns - time_ns)) / nullif(sum(next_ns - time_ns), 0), avg(value)) END AS mean,
-       CASE WHEN any_value(semantics) = 'gauge' THEN max(value) END AS largest, source
+       CASE WHEN any_value(semantics) = 'gauge' THEN max(value) END AS largest, source, arg_max(incarnation, time_ns) AS incarnation
 FROM increases
 GROUP BY host, entity, name, direction, source
 QUALIFY row_number() OVER (PARTITION BY host, entity, name, direction ORDER BY coalesce(counted_ns, to_ns - from_ns) DESC, samples DESC, source) = 1
