@@ -12,7 +12,7 @@ from typing import Final
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
 from hoptrace.collectors.hardware.kernel.cgroup_files import Place, keyed, place_of
-from hoptrace.collectors.hardware.processes.machine import pressure_totals
+from hoptrace.collectors.hardware.pressure import pressure_totals
 from hoptrace.collectors.hardware.sink import Semantics, Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, Server, found_by_error, status_of
 

@@ -23,15 +23,21 @@ _OF_INTEREST = ("gpu", "nvme", "nic", "cxl")
 
 
 class _Device:
-    """One function with a link: its files, its series, what it said last."""
+    """One function with a link: its files, its series, what it said last.
 
-    def __init__(self, device: PciDevice, folder: Path, upstream: Path | None, life: str) -> None:
+    Going down from a root port, each link's upper end (root port, a switch's port to a device) is followed by its lower one (a
+    switch's port to the host, a device): the lower one tells of the link's changes, once.
+    """
+
+    def __init__(self, device: PciDevice, folder: Path, life: str) -> None:
         self.bdf, self.life = device.bdf, life
+        lower = len(device.bridges) % 2 == 1
+        self.tells = lower or device.kind in _OF_INTEREST
         self.speed, self.width = KeptFile(folder / "current_link_speed"), KeptFile(folder / "current_link_width")
         self.errors = {kind: KeptFile(folder / name) for name, kind in AER if (folder / name).exists()}
         self.most = _most(folder)
-        if upstream is not None:  # a link is no better than its worse end
-            self.most = _worse(self.most, _most(upstream))
+        if lower:  # a link is no better than its worse end
+            self.most = _worse(self.most, _most(folder.parent))
         self.link: Link | None = None
         self.told: dict[str, tuple[int, dict[str, int]]] = {}
         self.series: list[int] = []
@@ -99,10 +105,8 @@ class PciSource:
         for bdf, found in present.items():
             if bdf not in self._devices:
                 n = self._lives.get(bdf)
-                folder = self._folder(found)
-                upstream = folder.parent if found.bridges else None
                 life = f"{self._boot}/{n}" if n else self._boot
-                self._devices[bdf] = _Device(found, folder, upstream, life)
+                self._devices[bdf] = _Device(found, self._folder(found), life)
                 if not first:
                     out.event("device", f"pcie:{bdf} is {'back' if n else 'there now'}")
         for bdf in self._devices.keys() - present.keys():
@@ -133,7 +137,8 @@ class PciSource:
         out.at(before, out.now_ns())
         for number, value in zip(device.series, (*link, *device.most), strict=True):
             out.put(number, value, "ok" if value is not None else "absent")
-        self._compare(device, link, out)
+        if device.tells:
+            self._compare(device, link, out)
         device.link = link
 
     @staticmethod
