@@ -102,7 +102,8 @@ def test_a_gpu_that_is_lost_and_comes_back(roots: Roots, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "remedy"), [(10, "denied", "add the user to the groups video and render"), (34, "absent", None), (7, "error", None)]
+    ("code", "status", "remedy"),
+    [(10, "denied", "add the user to the groups video and render"), (34, "absent", None), (7, "error", None)],
 )  # fmt: skip
 def test_a_library_that_refuses(roots: Roots, code: int, status: str, remedy: str | None) -> None:
     smi = Smi()

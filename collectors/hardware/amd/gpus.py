@@ -1,8 +1,8 @@
 """AMD GPUs through amdsmi (AMD's own Python package over libamd_smi): memory, PCIe and XGMI bytes, energy, clocks, errors.
 
 Fields of amdsmi_get_gpu_metrics_info (gpu_metrics tables of the amdgpu driver): accumulated XGMI data is in KiB by link, what a
-table does not have is all ones, which the package turns into "N/A". The driver's own PCIe call blocks for a second and is not used.
-No AMD GPU has been at hand: what the package (7.0.2) returns was read in its source, and the tests answer in its place.
+table does not have is all ones, which the package turns into "N/A". The driver's own PCIe call blocks for a second and is not
+used. No AMD GPU has been at hand: what the package (7.0.2) returns was read in its source, and the tests answer in its place.
 """
 
 from __future__ import annotations
