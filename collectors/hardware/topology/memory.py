@@ -6,6 +6,7 @@ sysfs-bus-dax, sysfs-kernel-mm-memory-tiers. A distance (SLIT) is no latency: it
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = ["cpu_list", "cxl_nodes", "memory_graph", "node_numbers"]
 
 _NODE = re.compile(r"node(\d+)")
 _TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
+_REGION = re.compile(r"region\d+")
+_BLOCKS = 16
 _HMAT = "HMAT, as the firmware tells it (/sys/devices/system/node/node{n}/access{c}/initiators)"
 
 
@@ -42,6 +45,8 @@ def memory_graph(roots: Roots) -> tuple[list[dict[str, Any]], list[dict[str, Any
             "capacity_bytes": int(total[1]) * 1024 if total else None,
             "tier": tiers.get(n), "interleave_weight": read_int(roots.sys / f"kernel/mm/mempolicy/weighted_interleave/node{n}"),
             "distances": _distances(base / f"node{n}/distance"), "device": cxl.get(n),
+            "memory_side_caches": _caches(base / f"node{n}/memory_side_cache"),
+            "best_initiators": _initiators(base / f"node{n}/access0/initiators", numbers) or None,
         }  # fmt: skip
         nodes.append({k: v for k, v in node.items() if v is not None})
         links.append(_link(base, n, names[n], cpus, sockets, cxl.get(n), numbers))
@@ -77,19 +82,57 @@ def cpu_list(text: str | None) -> set[int]:
 
 
 def cxl_nodes(roots: Roots) -> dict[int, str]:
-    """Which NUMA nodes are CXL memory: node → region or DAX device.
+    """Which NUMA nodes are CXL memory: node → region (or DAX device).
 
-    By the DAX device's target_node: a memdev's own numa_node is where it is plugged in. A DAX device belongs to CXL if a region
-    is above it; a persistent one (a region → nd_region → dax) too.
+    By the DAX device's target_node: a memdev's own numa_node is where it is plugged in, and often -1. A DAX device belongs to CXL
+    if a root of the CXL bus is above it (volatile: decoder → region → dax; persistent: nvdimm-bridge → nd region → dax, which has
+    the number of the CXL region: cxl_pmem_region_probe). Where the firmware made the region there is no DAX device: then by the
+    memory blocks in the region's range (its `resource` is for root).
     """
     found: dict[int, str] = {}
-    for target in sorted((roots.sys / "devices").rglob("target_node")) if (roots.sys / "bus/cxl").exists() else ():
-        node = read_int(target)
-        parts = target.parts
-        region = next((p for p in reversed(parts) if re.fullmatch(r"region\d+", p)), None)
-        if node is not None and node >= 0 and (region or "ndbus" in str(target)):
-            found.setdefault(node, region or target.parent.name)
+    bus = roots.sys / "bus/cxl/devices"
+    known = {p.name for p in _entries(bus)}
+    roots_of_cxl = {n for n in known if n.startswith("root")}
+    if not roots_of_cxl:
+        return {}
+    for bus_of_dax in ("bus/dax/devices", "bus/nd/devices"):
+        for device in _entries(roots.sys / bus_of_dax):
+            parts = device.resolve().parts
+            node = read_int(device / "target_node")
+            if node is None or node < 0 or not roots_of_cxl.intersection(parts):
+                continue
+            region = next((p for p in reversed(parts) if _REGION.fullmatch(p) and p in known), None)
+            if region or bus_of_dax == "bus/dax/devices":
+                found.setdefault(node, region or device.name)
+    for region in sorted(n for n in known if _REGION.fullmatch(n) and n not in found.values()):
+        for node in _nodes_in(roots, bus / region):
+            found.setdefault(node, region)
     return found
+
+
+def _nodes_in(roots: Roots, region: Path) -> set[int]:
+    """Nodes that have a memory block in a committed region; of a large one, some blocks are looked at."""
+    begin, size = read_int(region / "resource"), read_int(region / "size")
+    block = read_text(roots.sys / "devices/system/memory/block_size_bytes")  # hexadecimal, without 0x
+    if not begin or not size or begin < 0 or size < 0 or read_int(region / "commit") != 1:
+        return set()
+    try:
+        block_bytes = int(block or "", 16)
+    except ValueError:
+        return set()
+    if block_bytes <= 0:
+        return set()
+    blocks = range(-(-begin // block_bytes), (begin + size) // block_bytes)
+    some = blocks[:: max(1, len(blocks) // _BLOCKS)]
+    base = roots.sys / "devices/system/node"
+    return {n for n in node_numbers(roots) if any(os.path.lexists(base / f"node{n}/memory{b}") for b in some)}
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _link(
@@ -115,10 +158,11 @@ def _link(
     kind = "cxl" if cxl else "ddr" if cpus else "memory"
     link: dict[str, Any] = {"name": f"socket{socket}-{name}", "a": f"socket{socket}", "b": name, "kind": kind}
     if cxl:
-        link["entity"] = f"cxl:{cxl}"
+        link["entity"] = f"cxl:{_device_of(base.parents[2], cxl)}"
     for access in (1, 0):
         folder = base / f"node{n}/access{access}/initiators"
-        told = {f: read_int(folder / f) for f in ("read_latency", "write_latency", "read_bandwidth", "write_bandwidth")}
+        # 0 is what the kernel shows for an entry that the firmware's table does not have.
+        told = {f: read_int(folder / f) or None for f in ("read_latency", "write_latency", "read_bandwidth", "write_bandwidth")}
         if told["read_latency"] or told["read_bandwidth"]:
             mb = 1_000_000
             link |= {
@@ -132,8 +176,35 @@ def _link(
     return {k: v for k, v in link.items() if v is not None}
 
 
+def _device_of(sysfs: Path, region: str) -> str:
+    """The memory device of a region that has one only (its target's endpoint hangs on it), else the region: what a device counts
+    is then a part of the link's traffic."""
+    places = [p for p in (sysfs / "devices").rglob(region) if p.is_dir()] if region.startswith("region") else []
+    for place in places:
+        if read_int(place / "interleave_ways") != 1:
+            continue
+        decoder = read_text(place / "target0")
+        for found in (sysfs / "devices").rglob(decoder) if decoder else ():
+            for uport in (found.parent / "uport", found.parent.parent / "uport"):
+                name = uport.readlink().name if uport.is_symlink() else ""
+                if re.fullmatch(r"mem\d+", name):
+                    return name
+    return region
+
+
 def _initiators(folder: Path, numbers: list[int]) -> list[int]:
     return [n for n in numbers if (folder / f"node{n}").exists() or (folder / f"node{n}").is_symlink()]
+
+
+def _caches(folder: Path) -> list[dict[str, int]] | None:
+    """Caches in front of the memory, by level (1 is the nearest to it)."""
+    found = []
+    for path in _entries(folder):
+        size = read_int(path / "size")
+        if path.name.startswith("index") and path.name[5:].isdigit() and size:
+            told = {"level": int(path.name[5:]), "size_bytes": size, "line_bytes": read_int(path / "line_size")}
+            found.append({k: v for k, v in told.items() if v is not None})
+    return found or None
 
 
 def _distances(path: Path) -> list[int] | None:
