@@ -15,11 +15,9 @@ from support.watched import Watched
 
 from hoptrace.collectors.hardware.listener import Found as FoundProcess
 from hoptrace.collectors.hardware.memory import sources
-from hoptrace.collectors.hardware.memory.cxl import CxlSource
 from hoptrace.collectors.hardware.memory.keyed import Keyed, pairs
 from hoptrace.collectors.hardware.memory.meminfo import MeminfoSource, meminfo_bytes
 from hoptrace.collectors.hardware.memory.nodes import NodesSource
-from hoptrace.collectors.hardware.memory.numa_maps import NumaMapsSource, bytes_by_node
 from hoptrace.collectors.hardware.memory.tiers import TiersSource
 from hoptrace.collectors.hardware.memory.vmstat import VmstatSource, unit_of
 from hoptrace.collectors.hardware.source import Asked, Roots, Server
@@ -84,6 +82,29 @@ def test_a_node_that_goes_offline_and_comes_back(tmp_path: Path) -> None:
     assert w.values("node:0", "numa_miss") == [0]
 
 
+def test_a_node_whose_folder_goes_before_it_is_said_to_be_offline(tmp_path: Path) -> None:
+    tree = copied("cxl-volatile-6.12", tmp_path)
+    folder = tree / "sys/devices/system/node/node3"
+    source = NodesSource(roots_of(tree))
+    w = Watched(source, tmp_path / "t.trace")
+    w.sample()
+    source.close()  # what the kernel does to open files of a device that has gone
+    folder.rename(tree / "away")
+    source._due_s = 0.0
+    w.sample(2)
+    source._due_s = 0.0
+    w.sample()
+    (tree / "away").rename(folder)
+    (folder / "numastat").write_text("numa_hit 5\nnuma_miss 0\n")
+    source._due_s = 0.0
+    w.sample()
+    assert w.events() == [("memory node", "node 3 went offline"), ("memory node", "node 3 came online")]
+    assert w.values("node:3", "numa_hit") == [8274, "lost", 5]
+    lives = [r["incarnation"] for r in w.rows() if (r["entity"], r["name"]) == ("node:3", "numa_hit")]
+    assert lives[0].endswith("/1") and lives[-1].endswith("/2")  # 5 is no difference to 8274
+    assert w.values("node:2", "numa_miss") == [0]
+
+
 def test_a_file_that_can_t_be_read_is_an_error_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = copied("hmat-only-6.12", tmp_path)
     w = Watched(NodesSource(roots_of(tree)), tmp_path / "t.trace")
@@ -91,8 +112,11 @@ def test_a_file_that_can_t_be_read_is_an_error_and_the_rest_goes_on(tmp_path: Pa
     real = os.pread
 
     def broken(fd: int, n: int, at: int) -> bytes:
-        if Path(f"/proc/self/fd/{fd}").readlink().name == "numastat":
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.name == "numastat":
             raise OSError(errno.EIO, "Input/output error")
+        if path.name == "vmstat" and path.parent.name == "node1":
+            raise OSError(errno.EACCES, "Permission denied")
         return real(fd, n, at)
 
     monkeypatch.setattr(os, "pread", broken)
@@ -101,7 +125,20 @@ def test_a_file_that_can_t_be_read_is_an_error_and_the_rest_goes_on(tmp_path: Pa
     w.sample()
     hit = w.values("node:0", "numa_hit")
     assert hit[1] == "error" and hit[0] == hit[2]
+    assert w.values("node:1", "pgdemote_direct")[1] == "denied" and "denied" not in w.values("node:0", "pgdemote_direct")
     assert "error" not in w.values("node:0", "total_bytes")
+    assert not w.events()
+
+
+def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    tree = copied("hmat-only-6.12", tmp_path)
+    (tree / "sys/devices/system/node/node1/vmstat").unlink()
+    (tree / "sys/devices/system/node/node1/vmstat").mkdir()
+    w = Watched(NodesSource(roots_of(tree)), tmp_path / "t.trace")
+    w.sample(2)
+    last = w.last()
+    assert ("node:1", "numa_hit") in last and ("node:1", "pgpromote_success") not in last
+    assert ("node:0", "pgpromote_success") in last
 
 
 def test_a_counters_file_that_shrinks(tmp_path: Path) -> None:
@@ -110,7 +147,7 @@ def test_a_counters_file_that_shrinks(tmp_path: Path) -> None:
     w.probe()
     w.sample()
     whole = (tree / "proc/vmstat").read_bytes()
-    (tree / "proc/vmstat").write_bytes(b"pswpin 7\npswpout 8\npgmajf")
+    (tree / "proc/vmstat").write_bytes(b"pswpin 7\npswpout 8\npgmajfault 1")
     w.sample()
     (tree / "proc/vmstat").write_bytes(whole)
     w.sample()
@@ -132,21 +169,37 @@ def test_tiers_and_switches_and_their_changes(tmp_path: Path) -> None:
     assert [last[f"node:{n}", "tier"] for n in range(4)] == [4, 4, 918, 918]
     assert last["node:2", "interleave_weight"] == 1
     assert ("configuration change", "node:3: tier 22 -> 918") in w.events()
-    assert last["memory", "demotion_enabled"] == 0
+    assert w.values("memory", "demotion_enabled") == [1, 0]
+    assert ("configuration change", "memory: demotion_enabled 1 -> 0") in w.events()
 
 
-def test_cxl_devices_and_one_that_goes(tmp_path: Path) -> None:
+def test_switches_that_are_off_are_told_from_nothing_that_moved(tmp_path: Path) -> None:
+    tree = copied("hmat-only-6.12", tmp_path)
+    switch, mode = tree / "sys/kernel/mm/numa/demotion_enabled", tree / "proc/sys/kernel/numa_balancing"
+    mode.parent.mkdir(parents=True, exist_ok=True)
+    told = []
+    for on, balancing in (("true", "2"), ("true", "1"), ("false", "3"), ("0", "0"), ("maybe", "2")):
+        switch.write_text(f"{on}\n")
+        mode.write_text(f"{balancing}\n")
+        told.append(TiersSource(roots_of(tree)).probe().reason)
+    assert told == [
+        None, "promotions are switched off: their counters stay 0", "demotions are switched off: their counters stay 0",
+        "demotions and promotions are switched off: their counters stay 0", "demotions are switched off: their counters stay 0",
+    ]  # fmt: skip
+    w = Watched(TiersSource(roots_of(tree)), tmp_path / "t.trace")
+    w.sample()
+    assert ("memory", "demotion_enabled") not in w.last()  # neither on nor off
+    assert w.last()["memory", "numa_balancing"] == 2
+
+
+def test_a_tier_that_loses_its_node(tmp_path: Path) -> None:
     tree = copied("cxl-volatile-6.12", tmp_path)
-    w = Watched(CxlSource(roots_of(tree)), tmp_path / "t.trace")
-    assert w.probe().sees == "2 devices, 1 regions"
+    w = Watched(TiersSource(roots_of(tree)), tmp_path / "t.trace")
     w.sample()
-    (tree / "sys/bus/cxl/devices/region0").unlink()
+    (tree / "sys/devices/virtual/memory_tiering/memory_tier22/nodelist").write_text("\n")
     w.sample()
-    values = w.values("cxl:region0", "size_bytes")
-    assert values == [0x20000000, "lost"] and w.values("cxl:region0", "committed") == [1, "lost"]
-    assert w.values("cxl:mem1", "ram_bytes") == [0x20000000]
-    assert w.events() == [("device error", "CXL region0 is gone")]
-    assert CxlSource(roots_of(guest("plain-vm"))).probe().status == "absent"
+    assert w.values("node:3", "tier") == [22, "absent"]
+    assert w.events() == [("configuration change", "node:3: tier 22 -> none")]
 
 
 def test_meminfo(tmp_path: Path) -> None:
@@ -162,33 +215,11 @@ def test_meminfo(tmp_path: Path) -> None:
         (b"MemTotal:  10 kB\nHugePages_Total:    3\n", {"total_bytes": 10240, "huge_pages": 3}),
         (b"Node 3 MemTotal:  2 kB\nNode 3 MemUsed: 1 kB\n", {"total_bytes": 2048, "used_bytes": 1024}),
         (b"MemTotal: -5 kB\nMemFree: x kB\nMemAvailable:", {}), (b"", {}), (b"\xff\xfe\n", {}),
+        (b"MemTotal: 5\nMemFree: 12 kB", {}), (b"MemTotal: " + b"9" * 5000 + b" kB\n", {}),
     ],
 )  # fmt: skip
 def test_meminfo_that_is_odd(data: bytes, found: dict[str, int]) -> None:
     assert meminfo_bytes(data) == found
-
-
-def test_where_a_process_lies() -> None:
-    data = (
-        b"55d0 default file=/bin/x mapped=3 N0=3 kernelpagesize_kB=4\n"
-        b"7f00 bind:3 anon=2 dirty=2 N0=1 N3=1 kernelpagesize_kB=2048\n7f10 default\nN9=1\n"
-    )
-    assert bytes_by_node(data) == {0: 3 * 4096 + (2 << 20), 3: 2 << 20}
-    one = NumaMapsSource(Server("s", lambda: FoundProcess(os.getpid())), roots_of(guest("plain-vm")))
-    assert one.probe().reason == "there is one memory node: all lies there"
-
-
-def test_where_this_process_lies(tmp_path: Path) -> None:
-    tree = copied("hmat-only-6.12", tmp_path)
-    folder = tree / "proc/77"
-    (folder / "task").mkdir(parents=True)
-    (folder / "numa_maps").write_text("7f00 default anon=5 N0=2 N2=3 kernelpagesize_kB=4\n")
-    (folder / "stat").write_text(f"77 (x) S 1 {'0 ' * 17} 5000 0 9 {'0 ' * 20}\n")
-    (folder / "cmdline").write_bytes(b"x\0")
-    w = Watched(NumaMapsSource(Server("s", lambda: FoundProcess(77)), roots_of(tree)), tmp_path / "t.trace")
-    assert w.probe().available
-    w.sample()
-    assert w.last() == {("process:77", "node0_bytes"): 8192, ("process:77", "node2_bytes"): 12288}
 
 
 names = st.text("abcdefgh_", min_size=1, max_size=6)
@@ -200,6 +231,24 @@ def test_keyed_reading_is_reading_all(files: list[dict[str, int]], kept: set[str
     for file in files:
         data = "".join(f"{k} {v}\n" for k, v in file.items()).encode()
         assert keyed.read(data) == {k: v for k, v in pairs(data) if k in kept}
+
+
+NUMBERS = st.dictionaries(names, st.integers(0, 1 << 64), min_size=1, max_size=8)
+
+
+@given(NUMBERS, st.data())
+def test_a_file_that_was_cut_off_gives_no_other_number(numbers: dict[str, int], data: st.DataObject) -> None:
+    whole = "".join(f"{k} {v}\n" for k, v in numbers.items()).encode()
+    keyed = Keyed(lambda name: True)
+    assert keyed.read(whole) == numbers
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    assert keyed.read(cut).items() <= numbers.items()
+    assert keyed.read(whole) == numbers
+
+
+def test_lines_that_are_none() -> None:
+    data = b"a 1\nb -2\nc 0x3\nd 4 5\ne\n\nf " + b"9" * 5000 + b"\n\xff 6\ng 18446744073709551615\n"
+    assert dict(pairs(data)) == {"a": 1, "\ufffd": 6, "g": (1 << 64) - 1}
 
 
 def test_units() -> None:

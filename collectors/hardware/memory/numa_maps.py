@@ -6,6 +6,7 @@ where there is more than one node. It is for the server's own user and root.
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 
@@ -17,22 +18,23 @@ from hoptrace.collectors.hardware.tree import tree_lately
 
 __all__ = ["NumaMapsSource", "bytes_by_node"]
 
-_NODE, _PAGE = re.compile(rb" N(\d+)=(\d+)"), re.compile(rb" kernelpagesize_kB=(\d+)")
+_NODE, _PAGE = re.compile(rb" N(\d{1,5})=(\d{1,15})(?=\s|$)"), re.compile(rb" kernelpagesize_kB=(\d{1,9})(?=\s|$)")
+_REST = 1000
 
 
 def bytes_by_node(data: bytes) -> dict[int, int]:
-    """Resident bytes by node of a numa_maps; a line without its page size counts base pages of 4 KiB."""
+    """Resident bytes by node of a numa_maps. A line without its page size counts base pages; one without its end is left out."""
     found: dict[int, int] = {}
-    for line in data.splitlines():
+    for line in data.split(b"\n")[:-1]:
         size = _PAGE.search(line)
-        page_bytes = int(size[1]) * 1024 if size else 4096
+        page_bytes = int(size[1]) * 1024 if size else procfs.PAGE_BYTES
         for m in _NODE.finditer(line):
             found[int(m[1])] = found.get(int(m[1]), 0) + int(m[2]) * page_bytes
     return found
 
 
 class NumaMapsSource:
-    """Entities ``process:PID``: `node0_bytes` …"""
+    """Entities ``process:PID``: `node0_bytes` …, also of nodes where nothing of it lies: a walk that found none is a zero."""
 
     answers = "on which memory nodes the server's data lies"
     pace: Pace = "own"
@@ -43,6 +45,7 @@ class NumaMapsSource:
         self._server, self._roots = server, roots or Roots()
         self._boot = procfs.boot_id(self._roots.proc)[:8]
         self._rest_until_s = 0.0
+        self._series: dict[tuple[int, int], dict[int, int]] = {}
 
     def probe(self) -> Found:
         if len(node_numbers(self._roots)) < 2:
@@ -53,7 +56,7 @@ class NumaMapsSource:
         try:
             (self._roots.proc / str(found.pid) / "numa_maps").read_bytes()
         except OSError as e:
-            return found_by_error(e, "run as the server's user or root")
+            return found_by_error(e, "run as the server's user or root (in a container: CAP_SYS_PTRACE); CONFIG_NUMA")
         return Found("ok")
 
     def open(self, out: Sink) -> None:
@@ -62,25 +65,42 @@ class NumaMapsSource:
     def sample(self, out: Sink) -> None:
         if time.monotonic() < self._rest_until_s:
             return
+        nodes = node_numbers(self._roots)
         found = self._server.find()
+        seen: set[tuple[int, int]] = set()
         for process in tree_lately(found.pid, self._roots.proc) if found.pid is not None else []:
-            before = out.now_ns()
-            life = f"{self._boot}/{process.start_ticks}"
-            began = time.monotonic()
-            try:
-                data = (self._roots.proc / str(process.pid) / "numa_maps").read_bytes()
-            except OSError as e:
-                out.at(before, out.now_ns())
-                out.put(self._series(out, process.pid, life, 0), None, status_of(e))
-                continue
-            out.at(before, out.now_ns())
-            # A walk that takes long holds up the process's own page faults: rest a thousand times as long.
-            self._rest_until_s = max(self._rest_until_s, time.monotonic() + 1000 * (time.monotonic() - began))
-            for node, n in bytes_by_node(data).items():
-                out.put(self._series(out, process.pid, life, node), n)
+            seen.add(key := (process.pid, process.start_ticks))
+            self._one(key, nodes, out)
+        for key in self._series.keys() - seen:
+            out.at(at := out.now_ns(), at)
+            out.fail(self._series.pop(key).values(), "lost")
 
     def close(self) -> None:
         return None
 
-    def _series(self, out: Sink, pid: int, life: str, node: int) -> int:
-        return out.series(f"process:{pid}", f"node{node}_bytes", "bytes", "gauge", incarnation=life)
+    def _one(self, key: tuple[int, int], nodes: list[int], out: Sink) -> None:
+        series = self._series.setdefault(key, {})
+        before, began = out.now_ns(), time.monotonic()
+        try:
+            data = (self._roots.proc / str(key[0]) / "numa_maps").read_bytes()
+            if not data:  # it has ended: what lives has memory
+                raise ProcessLookupError(errno.ESRCH, "no memory")
+        except OSError as e:
+            out.at(before, out.now_ns())
+            for node in nodes:
+                self._number(key, node, out)
+            out.fail(series.values(), status_of(e))
+            return
+        out.at(before, out.now_ns())
+        # A walk that takes long holds up the process's own page faults: rest a thousand times as long.
+        self._rest_until_s = max(self._rest_until_s, time.monotonic() + _REST * (time.monotonic() - began))
+        found = bytes_by_node(data)
+        for node in sorted({*nodes, *found, *series}):
+            out.put(self._number(key, node, out), found.get(node, 0))
+
+    def _number(self, key: tuple[int, int], node: int, out: Sink) -> int:
+        series = self._series[key]
+        if node not in series:
+            life = f"{self._boot}/{key[1]}"
+            series[node] = out.series(f"process:{key[0]}", f"node{node}_bytes", "bytes", "gauge", incarnation=life)
+        return series[node]

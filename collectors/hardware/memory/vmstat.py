@@ -16,30 +16,27 @@ from hoptrace.collectors.hardware.source import Found, Pace, Roots, found_by_err
 
 __all__ = ["VmstatSource", "unit_of", "wanted"]
 
-_PREFIXES = ("pgpromote_", "pgdemote_", "pgmigrate_", "thp_migration_", "allocstall", "swpin", "swpout")
-_NAMES = frozenset(
-    ("numa_hint_faults", "numa_hint_faults_local", "numa_pages_migrated", "numa_pte_updates", "pswpin", "pswpout", "pgmajfault",
-     "oom_kill", "thp_fault_alloc", "thp_split_page", "compact_stall")
-)  # fmt: skip
+_PREFIXES = ("pgpromote_", "pgdemote_", "pgmigrate_", "numa_", "thp_", "allocstall", "pswp", "zswp", "swpin", "swpout")
+_NAMES = frozenset(("pgmajfault", "oom_kill", "compact_stall"))
 _FAULTS = frozenset(("numa_hint_faults", "numa_hint_faults_local", "pgmajfault"))
-_TIMES = ("allocstall", "oom_kill", "compact_stall", "thp_")
+_TIMES = ("allocstall", "oom_kill", "compact_stall", "thp_", "numa_huge_pte_updates")
 
 
 def wanted(name: str) -> bool:
-    """Whether a name of vmstat is kept: those of moves between nodes by prefix, since kernels add to them."""
+    """Whether a name of vmstat is kept: what moves between nodes by prefix, since kernels add to it."""
     return name.startswith(_PREFIXES) or name in _NAMES
 
 
 def unit_of(name: str) -> str:
-    """pages, but for what counts faults or occasions (thp_… counts huge pages by their number)."""
+    """pages, but for what counts faults or occasions (thp_… and numa_huge_… count huge pages, by their number)."""
     return "faults" if name in _FAULTS else "times" if name.startswith(_TIMES) else "pages"
 
 
 class VmstatSource:
-    """Entity ``memory``: the whole machine."""
+    """Entity ``memory``: the whole machine. Raw pages are kept; bytes are pages × `page_size_bytes`."""
 
     name = "vmstat"
-    answers = "what moved between memory tiers, was swapped or faulted in from a disk"
+    answers = "what moved between memory tiers (pages × page_size_bytes; memory-tiers: may it?), was swapped or faulted in"
     pace: Pace = "fast"
     every_s = 1.0
 

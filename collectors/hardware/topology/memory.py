@@ -179,17 +179,14 @@ def _link(
 def _device_of(sysfs: Path, region: str) -> str:
     """The memory device of a region that has one only (its target's endpoint hangs on it), else the region: what a device counts
     is then a part of the link's traffic."""
-    places = [p for p in (sysfs / "devices").rglob(region) if p.is_dir()] if region.startswith("region") else []
-    for place in places:
-        if read_int(place / "interleave_ways") != 1:
-            continue
-        decoder = read_text(place / "target0")
-        for found in (sysfs / "devices").rglob(decoder) if decoder else ():
-            for uport in (found.parent / "uport", found.parent.parent / "uport"):
-                name = uport.readlink().name if uport.is_symlink() else ""
-                if re.fullmatch(r"mem\d+", name):
-                    return name
-    return region
+    bus = sysfs / "bus/cxl/devices"
+    target = read_text(bus / region / "target0")
+    if read_int(bus / region / "interleave_ways") != 1 or not target:
+        return region
+    # The decoder is the endpoint port's, and that port's device is the memory (cxl_region_target).
+    uport = (bus / target).resolve().parent / "uport"
+    name = uport.readlink().name if uport.is_symlink() else ""
+    return name if re.fullmatch(r"mem\d+", name) else region
 
 
 def _initiators(folder: Path, numbers: list[int]) -> list[int]:
