@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from support.guests import copied, guest, roots_of
 from support.watched import Watched
 
+import hoptrace
+from hoptrace.analysis.moves.tiering import tier_pages
 from hoptrace.collectors.hardware.listener import Found as FoundProcess
 from hoptrace.collectors.hardware.memory import sources
 from hoptrace.collectors.hardware.memory.keyed import Keyed, pairs
@@ -40,7 +42,12 @@ def test_pages_that_a_real_kernel_moved_between_tiers(name: str, demoted: int, p
     assert sum(n for name, n in moved.items() if name.startswith("pgdemote_")) == demoted
     assert moved["pgpromote_success"] == promoted
     assert {r["unit"] for r in rows if r["name"].startswith("pg") and "fault" not in r["name"]} - {"bytes"} == {"pages"}
-    assert read["page_size_bytes"] == [os.sysconf("SC_PAGE_SIZE")]
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert read["page_size_bytes"] == [page]
+    told = tier_pages(hoptrace.open(tmp_path / "t.trace"))
+    assert {(t.node, t.page_bytes, t.page_basis) for t in told} == {("memory", page, "counted")}
+    assert sum(t.bytes for t in told if t.direction == "out") == demoted * page
+    assert sum(t.bytes for t in told if t.direction == "in") == promoted * page
 
 
 def test_nodes_of_a_guest_with_cxl_memory(tmp_path: Path) -> None:
