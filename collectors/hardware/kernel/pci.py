@@ -40,7 +40,8 @@ class _Device:
             self.most = _worse(self.most, _most(folder.parent))
         self.link: Link | None = None
         self.told: dict[str, tuple[int, dict[str, int]]] = {}
-        self.series: list[int] = []
+        self.gauges: list[int] = []
+        self.counts: list[int] = []
         self.gone = False
 
     def close(self) -> None:
@@ -113,15 +114,15 @@ class PciSource:
             self._devices[bdf].gone = True
 
     def _lost(self, device: _Device, out: Sink) -> None:
-        out.fail(device.series, "lost")
+        out.fail([*device.gauges, *device.counts], "lost")
         out.event("device", f"pcie:{device.bdf} is gone")
         device.close()
         del self._devices[device.bdf]
         self._lives[device.bdf] = self._lives.get(device.bdf, 0) + 1
 
     def _one(self, device: _Device, out: Sink) -> None:
-        if not device.series:
-            device.series = [
+        if not device.gauges:
+            device.gauges = [
                 self._gauge(device, out, "link_speed_gt_per_s", "GT/s"), self._gauge(device, out, "link_width_lanes", "lanes"),
                 self._gauge(device, out, "most_link_speed_gt_per_s", "GT/s"),
                 self._gauge(device, out, "most_link_width_lanes", "lanes"),
@@ -131,11 +132,11 @@ class PciSource:
             link = Link(gigatransfers(device.speed.read()), lanes(device.width.read()))
         except OSError as e:
             out.at(before, out.now_ns())
-            out.fail(device.series[:2], status_of(e))
+            out.fail(device.gauges[:2], status_of(e))
             device.gone = status_of(e) in ("lost", "absent")
             return
         out.at(before, out.now_ns())
-        for number, value in zip(device.series, (*link, *device.most), strict=True):
+        for number, value in zip(device.gauges, (*link, *device.most), strict=True):
             out.put(number, value, "ok" if value is not None else "absent")
         if device.tells:
             self._compare(device, link, out)
@@ -188,8 +189,8 @@ class PciSource:
     @staticmethod
     def _count(device: _Device, out: Sink, name: str) -> int:
         number = out.series(f"pcie:{device.bdf}", name, "errors", "cumulative", incarnation=device.life, width_bits=64)
-        if number not in device.series:
-            device.series.append(number)
+        if number not in device.counts:
+            device.counts.append(number)
         return number
 
 
