@@ -253,3 +253,17 @@ def test_no_disks(tmp_path: Path) -> None:
     assert source.probe().status == "absent"
     (tmp_path / "diskstats").write_text("7 0 loop0 1 0 8 2 3 0 16 4 0 5 6\n")
     assert (source.probe().reason or "").startswith("no disk of its own")
+
+
+def test_lines_that_change_places(tmp_path: Path) -> None:
+    """As many lines as before, another order, and one that is no text: each disk keeps its own numbers."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    path = proc / "diskstats"
+    a, b, c = b"8 0 sda 1 0 8 2 3 0 16 4 0 5 6\n", b"8 16 sdb 9 0 80 2 3 0 16 4 0 5 6\n", b"7 0 \xff\xfe 9 0 1 2 3 0 16 4 0 5 6\n"
+    w = Watched(BlockSource(Roots(proc, tmp_path)), tmp_path / "t.trace")
+    for order in ((a, b, c), (b, c, a), (c, a, b)):
+        path.write_bytes(b"".join(order))
+        w.sample()
+    rows = {(r["entity"], r["value_int"]) for r in w.rows() if r["name"] == "data_bytes" and r["direction"] == "read"}
+    assert {r for r in rows if r[0].startswith("block:sd")} == {("block:sda", 4096), ("block:sdb", 40960)}

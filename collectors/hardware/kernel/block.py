@@ -34,6 +34,8 @@ _FIELDS: Final[tuple[tuple[int, str, str, Semantics, Direction | None, int, int 
 (block/genhd.c, diskstats_show): they stay in ms, where they wrap at 32 bits. wait: from the queue to the end, summed over
 operations; busy: at least one was under way; queue: busy × operations under way. Discards since 4.18, flushes since 5.5."""
 
+_LOOK_EVERY = 100
+
 
 class BlockSource:
     """/proc/diskstats, at the fast rate: one read for all disks."""
@@ -47,8 +49,10 @@ class BlockSource:
         self._roots = roots or Roots()
         self._file = KeptFile(self._roots.proc / "diskstats")
         self._boot = procfs.boot_id(self._roots.proc)[:8]
-        self._names: list[bytes] = []
-        self._wanted: set[bytes] = set()
+        self._wanted: dict[str, int] = {}
+        self._lines = -1
+        self._beat = 0
+        self._looked = False
         self._disks: dict[str, list[str]] = {}
         self._lives: dict[str, int] = {}
         self._series: dict[tuple[str, str], list[int]] = {}
@@ -78,12 +82,12 @@ class BlockSource:
                 out.fail(series, status_of(e))
             return
         out.at(before, out.now_ns())
-        # Parsing what is not wanted (partitions, loop devices) costs more than the rest: lines are chosen by their names first.
-        lines = [line.split() for line in data.split(b"\n")[:-1]]
-        names = [words[2] if len(words) > 2 else b"" for words in lines]
-        if names != self._names:
-            self._look(names, out)
-        by_name = {n.decode("utf-8", "replace"): words for n, words in zip(names, lines, strict=True) if n in self._wanted}
+        lines = data.split(b"\n")[:-1]
+        self._beat += 1
+        by_name = self._chosen(lines)
+        if by_name is None:
+            self._look(lines, out)
+            by_name = self._chosen(lines) or {}
         for disk, paths in self._disks.items():
             self._one(disk, paths, by_name, out)
 
@@ -92,9 +96,28 @@ class BlockSource:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _look(self, names: list[bytes], out: Sink) -> None:
-        """Another list of devices than before: some came or went."""
-        disks = chosen(whole_disks(n.decode("utf-8", "replace") for n in names if n))
+    def _chosen(self, lines: list[bytes]) -> dict[str, list[bytes]] | None:
+        """The words of the disks' lines; null where the lines have to be looked at anew. Most lines are partitions and loop
+        devices: only those that are wanted are parsed."""
+        if len(lines) != self._lines or self._beat % _LOOK_EVERY == 0:
+            self._lines = -1
+            return None
+        found = {}
+        for name, at in self._wanted.items():
+            words = lines[at].split()
+            if len(words) < 3 or words[2] != name.encode("latin-1"):
+                return None
+            found[name] = words
+        return found
+
+    def _look(self, lines: list[bytes], out: Sink) -> None:
+        """Which lines are disks; another list than before: some came or went."""
+        where = {words[2].decode("latin-1"): i for i, line in enumerate(lines) if len(words := line.split()) > 2}
+        disks = chosen(whole_disks(where))
+        self._beat, self._lines = 1, len(lines)
+        self._wanted = {n: where[n] for disk, paths in disks.items() for n in (disk, *paths) if n in where}
+        if disks == self._disks:
+            return
         for (disk, life), series in list(self._series.items()):
             if disk not in disks:
                 out.fail(series, "lost")
@@ -102,11 +125,10 @@ class BlockSource:
         for disk in self._disks.keys() - disks.keys():
             self._lives[disk] = self._lives.get(disk, 0) + 1
             out.event("device", f"disk {disk} is gone")
-        if self._names:
+        if self._looked:
             for disk in disks.keys() - self._disks.keys():
                 out.event("device", f"disk {disk} is there now")
-        self._names, self._disks = names, disks
-        self._wanted = {n.encode() for disk, paths in disks.items() for n in (disk, *paths)}
+        self._disks, self._looked = disks, True
 
     def _one(self, disk: str, paths: list[str], by_name: dict[str, list[bytes]], out: Sink) -> None:
         own = _numbers(by_name.get(disk))

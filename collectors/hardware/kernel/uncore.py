@@ -105,7 +105,7 @@ class UncoreSource:
         return Found("ok", "; ".join(refused[:3]) or None, sees=sees)
 
     def open(self, out: Sink) -> None:
-        make_room(self._roots.proc)
+        make_room()
         found = [c for c in self._list(self._roots.sys, self._roots.proc) if isinstance(c, Counted)]
         self._counters = [_Counter(c) for c in found]
 
