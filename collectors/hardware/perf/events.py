@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,21 @@ from hoptrace.collectors.hardware.file import read_int
 from hoptrace.collectors.hardware.sink import Status
 from hoptrace.collectors.hardware.source import Found
 
-__all__ = ["HARDWARE", "SOFTWARE", "TRACEPOINT", "Count", "Event", "PerfEvent", "make_room", "why_not"]
+__all__ = [
+    "CACHE",
+    "HARDWARE",
+    "SOFTWARE",
+    "TRACEPOINT",
+    "Count",
+    "Event",
+    "PerfEvent",
+    "make_room",
+    "room",
+    "total_of",
+    "why_not",
+]
 
-HARDWARE, SOFTWARE, TRACEPOINT = 0, 1, 2
+HARDWARE, SOFTWARE, TRACEPOINT, CACHE = 0, 1, 2, 3
 """perf_type_id."""
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
@@ -31,7 +44,7 @@ _ATTR = struct.Struct("=IIQQQQQIIQQQQIiQIHHIIQ")
 _ENABLED, _RUNNING, _CLOEXEC = 1, 2, 8
 _EXCLUDE_KERNEL, _EXCLUDE_HV = 1 << 5, 1 << 6
 _READ = struct.Struct("=QQQ")
-_FILES = 65536
+_FILES, _EVENTS = 65536, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +86,58 @@ class PerfEvent:
         if fd < 0:
             raise OSError(e := ctypes.get_errno(), os.strerror(e))
         self._fd: int = fd
+        self._last = (0, 0, 0)
+        self._count = 0
+        self._scaled = False
 
     def read(self) -> Count:
-        """The count so far. OSError if it can't be read (ENODEV: the CPU went offline)."""
+        """The count so far. OSError if it can't be read (ENODEV: the CPU went offline).
+
+        Of an event that shared its hardware counter, each increase is scaled by the time enabled over the time counted since the
+        last reading: scaling the whole count anew each time would make it fall when the share grows, and a fall reads as a reset.
+        """
         data = os.read(self._fd, _READ.size)
         if len(data) < _READ.size:
             raise OSError(errno.ENODEV, "the event has lost its CPU")
-        value, enabled, running = _READ.unpack(data)
-        if running == enabled:
-            return Count(value)
-        if running == 0:
-            return Count(None)
-        return Count(value * enabled // running, scaled=True)
+        now = value, enabled, running = _READ.unpack(data)
+        value_before, enabled_before, running_before = self._last
+        more_enabled, more_running = enabled - enabled_before, running - running_before
+        if more_enabled == more_running:
+            self._count += value - value_before
+        elif more_running > 0:
+            self._count += (value - value_before) * more_enabled // more_running
+            self._scaled = True
+        else:  # it has not been counting since: the next reading that has covers this time too
+            return Count(self._count if running else None, self._scaled)
+        self._last = now
+        return Count(self._count, self._scaled)
 
     def close(self) -> None:
         with suppress(OSError):
             os.close(self._fd)
 
 
-def make_room(root: Path = Path("/proc")) -> None:
+def total_of(events: Sequence[PerfEvent]) -> int | None:
+    """What these have counted together; null where one of them can't be read or never had a hardware counter."""
+    total = 0
+    for event in events:
+        try:
+            n = event.read().value
+        except OSError:
+            return None
+        if n is None:
+            return None
+        total += n
+    return total
+
+
+def room() -> int:
+    """How many events one source may have open: a quarter of the files that this process may have, 4,096 at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _EVENTS if soft == resource.RLIM_INFINITY else min(_EVENTS, soft // 4)
+
+
+def make_room() -> None:
     """Raise this process's limit of open files to what it may have: an event of a thread is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)

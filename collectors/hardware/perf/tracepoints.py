@@ -1,4 +1,4 @@
-"""Which tracepoints tell what a thread waits by, where their numbers are, and the source that counts them by CPU.
+"""Which tracepoints tell what a thread waits by, and where their numbers are.
 
 Every system call of every task takes the slow path of the kernel while one of these is open (TIF_SYSCALL_TRACEPOINT), so they are
 only opened where they are asked for.
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import read_int, read_text
-from hoptrace.collectors.hardware.perf.events import TRACEPOINT, Event, PerfEvent, make_room, why_not
-from hoptrace.collectors.hardware.sink import Sink
-from hoptrace.collectors.hardware.source import Found, Pace, Roots, status_of
+from hoptrace.collectors.hardware.perf.events import TRACEPOINT, Event
+from hoptrace.collectors.hardware.source import Found, Roots
 
-__all__ = ["CALLS", "COST", "CpuTracepoints", "found_at", "tracefs"]
+__all__ = ["CALLS", "COST", "found_at", "tracefs"]
 
 CALLS: Mapping[str, tuple[str, ...]] = {
     "futex_calls": ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue"),
@@ -25,7 +23,8 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "sleep_calls": ("nanosleep", "clock_nanosleep"),
     "io_uring_calls": ("io_uring_enter",),
 }
-"""Counter → system calls (tracepoints syscalls:sys_enter_NAME). A free lock makes no call: futex counts waits and wakes."""
+"""Counter → system calls (tracepoints syscalls:sys_enter_NAME). A free lock makes no call: futex counts waits and wakes. Calls of
+read and write are in /proc/PID/io, which costs the server nothing."""
 
 COST = {
     "thread": "counting by thread slows a server that calls often: threads that do nothing but wake each other (20,000 to 45,000 "
@@ -56,80 +55,3 @@ def found_at(roots: Roots) -> tuple[dict[str, Sequence[Event]], Found | None]:
         if mine := [Event(TRACEPOINT, n) for n in numbers if n is not None]:
             events[name] = mine
     return events, None
-
-
-class CpuTracepoints:
-    """Calls of all tasks by CPU: ``cpu:N``, and their sum ``cpu``. Not the server's alone: the machine's."""
-
-    name = "tracepoints"
-    answers = "how often this machine's threads wait on locks, poll, yield, and call into drivers"
-    pace: Pace = "fast"
-    every_s = 1.0
-
-    def __init__(self, roots: Roots | None = None) -> None:
-        self._roots = roots or Roots()
-        self._boot = procfs.boot_id(self._roots.proc)[:8]
-        self._events: dict[str, Sequence[Event]] = {}
-        self._open: dict[tuple[int, str], list[PerfEvent]] = {}
-
-    def probe(self) -> Found:
-        if not self._roots.live:
-            return Found("unsupported", "this /sys is not this machine's own", "run hoptrace on the host")
-        self._events, why = found_at(self._roots)
-        if why is not None:
-            return why
-        make_room()
-        try:
-            PerfEvent(next(iter(self._events.values()))[0], cpu=_cpus(self._roots)[0]).close()
-        except OSError as e:
-            return why_not(e, "tracepoints of a CPU", self._roots.proc)
-        return Found("ok", COST["cpu"], sees=", ".join(self._events))
-
-    def open(self, out: Sink) -> None:
-        for cpu in _cpus(self._roots):
-            for name, events in self._events.items():
-                self._open[cpu, name] = [PerfEvent(e, cpu=cpu) for e in events]
-
-    def sample(self, out: Sink) -> None:
-        before = out.now_ns()
-        sums: dict[str, int | None] = dict.fromkeys(self._events, 0)
-        found: list[tuple[int, str, int | OSError]] = []
-        for (cpu, name), events in self._open.items():
-            try:
-                values = [e.read().value for e in events]
-            except OSError as e:
-                found.append((cpu, name, e))
-                sums[name] = None  # without one CPU there is no sum
-                continue
-            n = sum(v or 0 for v in values)
-            found.append((cpu, name, n))
-            so_far = sums[name]
-            sums[name] = None if so_far is None else so_far + n
-        out.at(before, out.now_ns())
-        for cpu, name, told in found:
-            number = self._series(out, f"cpu:{cpu}", name)
-            if isinstance(told, OSError):
-                out.put(number, None, status_of(told))
-            else:
-                out.put(number, told)
-        for name, total in sums.items():
-            out.put(self._series(out, "cpu", name), total, "ok" if total is not None else "lost")
-
-    def close(self) -> None:
-        for events in self._open.values():
-            for e in events:
-                e.close()
-        self._open.clear()
-
-    def _series(self, out: Sink, entity: str, name: str) -> int:
-        return out.series(entity, name, "calls", "cumulative", incarnation=self._boot, width_bits=64)
-
-
-def _cpus(roots: Roots) -> list[int]:
-    """CPUs that are online; the list is as in cputopology.rst (0-3,8)."""
-    found: list[int] = []
-    for part in (read_text(roots.sys / "devices/system/cpu/online") or "0").split(","):
-        low, _, high = part.partition("-")
-        if low.isdigit() and (high.isdigit() or not high):
-            found += range(int(low), int(high or low) + 1)
-    return found or [0]

@@ -7,6 +7,7 @@ Documentation/scheduler/sched-stats.rst.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
 from hoptrace.collectors.hardware.processes.slowly import Slowly
 from hoptrace.collectors.hardware.processes.thread_rows import ThreadRows
-from hoptrace.collectors.hardware.processes.threads import Threads
+from hoptrace.collectors.hardware.processes.threads import Threads, schedstat_of
 from hoptrace.collectors.hardware.sink import Sink
-from hoptrace.collectors.hardware.source import Found, Pace, Roots, Server
+from hoptrace.collectors.hardware.source import Found, Pace, Roots, Server, status_of
 from hoptrace.collectors.hardware.tree import tree_of
 
 __all__ = ["MAX_THREADS", "ProcessSource"]
@@ -40,7 +41,7 @@ class _Life:
         self.stat = KeptFile(folder / "stat")
         self.threads = Threads(folder, start_ticks)
         self.listed = 0
-        self.due_ns = 0
+        self.summed = False  # whether there were threads whose time could be read
         entity, self.incarnation = f"process:{pid}", f"{boot}/{start_ticks}"
         self.counted = [
             out.series(entity, name, unit, "cumulative", incarnation=self.incarnation, width_bits=64) for name, unit in _STAT
@@ -102,7 +103,7 @@ class ProcessSource:
         self.pid = found.pid
         sees = f"process {found.pid}"
         try:
-            procfs.schedstat(folder / "task" / str(found.pid))
+            schedstat_of((folder / "task" / str(found.pid) / "schedstat").read_bytes())
         except (OSError, ValueError):
             return Found("ok", found.reason or "this kernel offers no schedstat: no run-queue delay", sees=sees)
         return Found("ok", found.reason, sees=sees)
@@ -175,25 +176,25 @@ class ProcessSource:
         try:
             stat = procfs.stat_of(life.stat.read())
             if stat.start_ticks != life.start_ticks or stat.state in ("Z", "X"):
-                raise ProcessLookupError(life.pid)  # the number was given to another process, or this one has ended
+                raise ProcessLookupError(errno.ESRCH, "gone")  # the number was given to another process, or this one has ended
             if threads_too or stat.threads != life.listed:
                 life.threads.look()
                 life.listed = stat.threads
             else:
                 life.threads.read()
-        except PermissionError:
+        except (OSError, ValueError) as e:
+            status = status_of(e) if isinstance(e, OSError) else "lost"  # of a process that has ended a kept file may be empty
+            gone = status in ("lost", "absent")
             out.at(before, out.now_ns())
-            out.fail([*life.counted, *life.gauges], "denied")
-            return
-        except (OSError, ValueError):
-            out.at(before, out.now_ns())
-            out.fail([*life.counted, *life.gauges, *(life.sums if life.threads.last else ())], "lost")
-            self._gone(life, out)
+            out.fail([*life.counted, *life.gauges, *(life.sums if life.summed else ())], "lost" if gone else status)
+            if gone:
+                self._gone(life, out)
             return
         out.at(before, out.now_ns())
         out.put_all(life.counted, (stat.user_ns, stat.system_ns, stat.minor_faults, stat.major_faults))
         out.put_all(life.gauges, (stat.threads, stat.rss_bytes))
-        if life.threads.last:
+        life.summed = life.summed or bool(life.threads.known)
+        if life.summed:
             # Over all threads, since this source came.
             out.put_all(life.sums, (life.threads.on_cpu_ns, life.threads.run_delay_ns, life.threads.timeslices))
         if threads_too:
@@ -212,12 +213,15 @@ class ProcessSource:
 
     def _threads(self, now_ns: int, out: Sink) -> None:
         """The busiest threads, each with rows of its own time."""
-        keys = [(life, tid) for life in self._lives.values() for tid in life.threads.last]
-        keys.sort(key=lambda k: (-k[0].threads.busy.get(k[1], 0), k[0].pid, k[1]))
+        keys = [(-t.busy_ns, life.pid, tid) for life in self._lives.values() for tid, t in life.threads.known.items()]
+        keys.sort()
+        shown = sorted((pid, tid) for _, pid, tid in keys[:MAX_THREADS])
+        chosen = set(shown)
         for life in self._lives.values():
-            for tid in [t for t in life.rows if t not in life.threads.last]:
+            for tid in [t for t in life.rows if (life.pid, t) not in chosen]:
                 life.rows.pop(tid).close()
-        for life, tid in sorted(keys[:MAX_THREADS], key=lambda k: (k[0].pid, k[1])):
+        for pid, tid in shown:
+            life = self._lives[pid]
             thread = life.rows.get(tid)
             if thread is None:
                 try:
@@ -227,7 +231,8 @@ class ProcessSource:
                 for born in self._birth(life, tid, thread.start_ticks, now_ns):
                     out.at(born - procfs.TICK_NS, born + procfs.TICK_NS)
                     out.put_all(thread.numbers, [0] * len(thread.numbers))
-            if not thread.sample(life.threads.last[tid], out):
+            times = life.threads.known[tid].times
+            if times is not None and not thread.sample(times, out):
                 life.rows.pop(tid).close()
 
     def _birth(self, life: _Life, tid: int, start_ticks: int, now_ns: int) -> Iterator[int]:
@@ -240,6 +245,6 @@ class ProcessSource:
             return
         born = self._boot_ns + start_ticks * procfs.TICK_NS
         # Uptime and start are cut to 10 ms each, so by these alone a thread that was there before may look 10 ms too young.
-        if tid in life.threads.present and born <= self._began_ns + 2 * procfs.TICK_NS:
+        if tid in (life.threads.present or ()) and born <= self._began_ns + 2 * procfs.TICK_NS:
             return
         yield min(max(born, self._began_ns), now_ns)

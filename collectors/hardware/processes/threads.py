@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import errno
+import os
 from pathlib import Path
 
 from hoptrace.collectors.hardware import procfs
-from hoptrace.collectors.hardware.file import KeptFile
 
-__all__ = ["KEPT", "SUMMED_THREADS", "Threads"]
+__all__ = ["KEPT", "SUMMED_THREADS", "Thread", "Threads", "schedstat_of"]
 
 SUMMED_THREADS = 1024
 """Threads of one process that are read."""
@@ -16,76 +16,128 @@ SUMMED_THREADS = 1024
 KEPT = 64
 """Threads of one process whose files stay open, and which are all read at every sample; those beyond are read once a second."""
 
+_ENOUGH = 128
+"""Bytes: a schedstat file is three numbers of at most 20 digits."""
 
-@dataclass(slots=True)
+_ENDED = (errno.ESRCH, errno.ENOENT)
+
+
+def schedstat_of(data: bytes) -> tuple[int, int, int]:
+    """Of a schedstat file: ns on a CPU, ns runnable but waiting for one, times it was put on one. ValueError if it is not
+    in the kernel's format (Documentation/scheduler/sched-stats.rst)."""
+    on_cpu, delay, slices = map(int, data.split()[:3])
+    if on_cpu < 0 or delay < 0 or slices < 0:
+        raise ValueError("a negative time in schedstat")
+    return on_cpu, delay, slices
+
+
+class Thread:
+    """One thread. ``times``: as read last (see :func:`schedstat_of`), null before. ``busy_ns``: time on a CPU or waiting for one
+    since it was seen first."""
+
+    __slots__ = ("busy_ns", "fd", "path", "raw", "times")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = -1
+        self.raw = b""
+        self.times: tuple[int, int, int] | None = None
+        self.busy_ns = 0
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
 class Threads:
     """The threads of one process (one life of it).
 
-    on_cpu_ns, run_delay_ns, timeslices: sums over all threads since the process was seen first. busy: time on a CPU or waiting
-    for one, by thread, since it was seen first. present: those that were there at the first look. last: what each was read as
-    last.
+    on_cpu_ns, run_delay_ns, timeslices: sums over all threads since the process was seen first. known: threads that can be read,
+    by number. present: those that were there at the first look, also those that are not read.
     """
 
-    folder: Path
-    start_ticks: int
-    on_cpu_ns: int = 0
-    run_delay_ns: int = 0
-    timeslices: int = 0
-    last: dict[int, procfs.SchedStat] = field(default_factory=dict)
-    busy: dict[int, int] = field(default_factory=dict)
-    present: set[int] = field(default_factory=set)
-    _files: dict[int, KeptFile] = field(default_factory=dict)
-    _looked: bool = False
+    def __init__(self, folder: Path, start_ticks: int) -> None:
+        self.folder, self.start_ticks = folder, start_ticks
+        self.on_cpu_ns = self.run_delay_ns = self.timeslices = 0
+        self.known: dict[int, Thread] = {}
+        self.present: frozenset[int] | None = None
+        self._all: dict[int, Thread] = {}
+        self._kept: list[tuple[int, Thread]] = []
 
     def look(self) -> None:
         """List the threads anew and read all of them. OSError if the process is gone."""
-        now = procfs.threads(self.folder)[:SUMMED_THREADS]
-        for tid in self._files.keys() - set(now):
+        listed = procfs.threads(self.folder)
+        for tid in self._all.keys() - set(listed):
             self._forget(tid)
-        for tid in now:
-            if tid not in self._files:
-                self._files[tid] = KeptFile(self.folder / "task" / str(tid) / "schedstat")
-        self._read(list(self._files))
-        if not self._looked:
-            self._looked = True
-            self.present = set(self.last)
+        for tid in listed:
+            if tid not in self._all and len(self._all) < SUMMED_THREADS:
+                self._all[tid] = Thread(self.folder / "task" / str(tid) / "schedstat")
+        self._read(list(self._all.items()))
+        if self.present is None:
+            self.present = frozenset(listed)
+        self.present &= frozenset(listed)  # the number of one that has ended may be given to a new one, whose work all counts
         # Files beyond the limit are opened for a reading only: a process may have 1,024 descriptors in all.
-        for tid in list(self._files)[KEPT:]:
-            self._files[tid].close()
+        entries = list(self._all.items())
+        self._kept = entries[:KEPT]
+        for _, thread in entries[KEPT:]:
+            thread.close()
 
     def read(self) -> None:
         """Read the threads whose files are kept."""
-        self._read(list(self._files)[:KEPT])
+        self._read(self._kept)
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        for thread in self._all.values():
+            thread.close()
+        self._all.clear()
+        self._kept = []
 
-    def _read(self, tids: list[int]) -> None:
-        for tid in tids:
+    def _read(self, entries: list[tuple[int, Thread]]) -> None:
+        ended = []
+        pread = os.pread
+        for tid, thread in entries:
             try:
-                on_cpu, delay, slices = map(int, self._files[tid].read().split()[:3])
-            except (OSError, ValueError):
-                self._forget(tid)  # it ended between the listing and now, or this kernel does not tell
+                if thread.fd < 0:
+                    thread.fd = os.open(thread.path, os.O_RDONLY | os.O_CLOEXEC)
+                raw = pread(thread.fd, _ENOUGH, 0)
+            except OSError as e:
+                if e.errno in _ENDED:
+                    ended.append(tid)  # between the listing and now
+                continue  # of anything else (no descriptor is left) its share is counted at the next reading
+            if raw == thread.raw:
+                continue  # it has neither run nor waited: most threads, at most samples
+            try:
+                times = schedstat_of(raw)
+            except ValueError:
+                if not raw:
+                    ended.append(tid)
                 continue
-            now = procfs.SchedStat(on_cpu, delay, slices)
-            was = self.last.get(tid)
-            if was is None:
-                # A thread that is new since the last look has done all of its work since then; at the first look none counts.
-                was = procfs.SchedStat(0, 0, 0) if self._looked else now
-            elif on_cpu < was.on_cpu_ns or delay < was.run_delay_ns:
-                was = procfs.SchedStat(0, 0, 0)  # the thread's number was given to a new one
-            ran, waited = on_cpu - was.on_cpu_ns, delay - was.run_delay_ns
-            self.on_cpu_ns += ran
-            self.run_delay_ns += waited
-            self.timeslices += max(0, slices - was.timeslices)
-            self.busy[tid] = self.busy.get(tid, 0) + ran + waited
-            self.last[tid] = now
+            self._count(tid, thread, times)
+            thread.raw = raw
+        for tid in ended:
+            self._forget(tid)
+        if ended:
+            self._kept = [(tid, thread) for tid, thread in self._kept if tid in self._all]
+
+    def _count(self, tid: int, thread: Thread, times: tuple[int, int, int]) -> None:
+        was = thread.times
+        if was is None:
+            # A thread that is new since the first look has done all of its work since then; of others none counts.
+            old = self.present is None or tid in self.present
+            was = times if old else (0, 0, 0)
+            self.known[tid] = thread
+        elif times[0] < was[0] or times[1] < was[1]:
+            was = (0, 0, 0)  # the thread's number was given to a new one
+        ran, waited = times[0] - was[0], times[1] - was[1]
+        self.on_cpu_ns += ran
+        self.run_delay_ns += waited
+        self.timeslices += max(0, times[2] - was[2])
+        thread.busy_ns += ran + waited
+        thread.times = times
 
     def _forget(self, tid: int) -> None:
-        file = self._files.pop(tid, None)
-        if file is not None:
-            file.close()
-        self.last.pop(tid, None)
-        self.busy.pop(tid, None)
+        thread = self._all.pop(tid, None)
+        if thread is not None:
+            thread.close()
+        self.known.pop(tid, None)
