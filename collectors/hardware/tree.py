@@ -176,7 +176,7 @@ def _title(folder: Path) -> str:
 def _program(words: Sequence[str]) -> str:
     """Program, and the module, script or subcommand that it runs: no flag, no value of one."""
     name = Path(words[0]).name
-    if "-m" in words[1:4]:
+    if "-m" in words[1:4] and name.startswith("python"):  # llama-server's -m is a model's file
         at = words.index("-m")
         return f"{name} -m {words[at + 1]}" if at + 1 < len(words) else name
     if "-c" in words[1:4]:

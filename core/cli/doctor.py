@@ -83,6 +83,7 @@ def command(
 
 
 def _asked(pid: int | None, scrape: tuple[str, ...], tracepoints: Any, proc: Path, sysfs: Path) -> tuple[Asked, list[Any]]:
+    import os
     from functools import partial
 
     from hoptrace.collectors.hardware.here import servers_here
@@ -97,7 +98,8 @@ def _asked(pid: int | None, scrape: tuple[str, ...], tracepoints: Any, proc: Pat
     if pid is not None and not (proc / str(pid)).exists():
         raise UsageError(f"There is no process {pid}.", hint="Give the server's number, or leave --pid out.")
     here = servers_here(proc)
-    pids = [pid] if pid is not None else [h.pid for h in here]
+    # Where no server runs this process stands for one: what may be read of a process, and what it costs.
+    pids = [pid] if pid is not None else [h.pid for h in here] or ([os.getpid()] if proc == Path("/proc") else [])
     servers = [Server(str(p), partial(Found, p)) for p in pids]
     return Asked(Roots(proc, sysfs), servers, tracepoints, scrape), here
 

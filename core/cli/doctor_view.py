@@ -83,7 +83,7 @@ def _total(entries: Sequence[Entry]) -> float | None:
 
 def _servers(here: Sequence[Here]) -> str:
     if not here:
-        return "No inference server was found running here."
+        return "No inference server was found running here; of processes this one is looked at in its place."
     lines = ["Servers running here:"]
     for h in here:
         where = f"port {', '.join(map(str, h.ports))}" if h.ports else "its ports can't be seen from here"

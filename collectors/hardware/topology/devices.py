@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hoptrace.collectors.hardware.file import read_int, read_text
+from hoptrace.collectors.hardware.network.facts import network_facts
 from hoptrace.collectors.hardware.source import Roots
 from hoptrace.collectors.hardware.topology.pci import PciDevice
 
@@ -16,7 +17,6 @@ __all__ = ["disks", "networks"]
 _NOT_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d*")
 _PATH = re.compile(r"nvme\d+c\d+n\d+")  # one path of a multipath namespace: the head bears the name without c
 _BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec")
 
 _Graph = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
@@ -40,31 +40,30 @@ def disks(roots: Roots, pci: Sequence[PciDevice], host: str | None) -> _Graph:
 
 
 def networks(roots: Roots, pci: Sequence[PciDevice], host: str | None) -> _Graph:
-    """RDMA ports and Ethernet interfaces that are real adapters, each towards ``network``."""
+    """RDMA ports and Ethernet interfaces that are real adapters, each towards ``network``. An interface that is one wire with an
+    RDMA port has a link of its own: its counters do not see RDMA, and the port's do not see the network stack (RoCE). IPoIB is
+    counted by its port."""
+    facts = network_facts(roots)
     nodes: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
-    for path in _entries(roots.sys / "class/infiniband"):
-        device = _pci_of(path, pci)
-        nodes.append(_node(path.name, "nic", device))
-        for port in _entries(path / "ports"):
-            match = _RATE.match(read_text(port / "rate") or "")
-            kind = "roce" if (read_text(port / "link_layer") or "").lower() == "ethernet" else "infiniband"
+    for rdma in facts.rdma:
+        nodes.append(_node(rdma.name, "nic", _pci_of(roots.sys / "class/infiniband" / rdma.name, pci)))
+        for port in rdma.ports:
             link = {
-                "name": f"{path.name}/{port.name}", "a": path.name, "b": "network", "kind": kind,
-                "bytes_per_s": float(match[1]) * 1e9 / 8 if match else None, "entity": f"rdma:{path.name}/{port.name}",
-                "source": "the port's rate (sysfs)" if match else None,
+                "name": f"{rdma.name}/{port.number}", "a": rdma.name, "b": "network",
+                "kind": "roce" if port.link_layer == "ethernet" else "infiniband", "entity": f"rdma:{rdma.name}/{port.number}",
+                "bytes_per_s": port.bytes_per_s, "source": "the port's rate (sysfs)" if port.bytes_per_s else None,
+                "interface": port.interface,
             }  # fmt: skip
             links.append({k: v for k, v in link.items() if v is not None})
-    for path in _entries(roots.sys / "class/net"):
-        if not (path / "device").exists():
-            continue  # loopback, bridges, tunnels: no adapter
-        device = _pci_of(path, pci)
-        mbit = read_int(path / "speed")
-        nodes.append(_node(path.name, "nic", device))
+    for adapter in facts.adapters:
+        if adapter.ipoib:
+            continue
+        nodes.append(_node(adapter.name, "nic", _pci_of(roots.sys / "class/net" / adapter.name, pci)))
         link = {
-            "name": f"{path.name}-network", "a": path.name, "b": "network", "kind": "ethernet", "entity": f"net:{path.name}",
-            "bytes_per_s": mbit * 1e6 / 8 if mbit and mbit > 0 else None,
-            "source": "the interface's speed (sysfs)" if mbit and mbit > 0 else None,
+            "name": f"{adapter.name}-network", "a": adapter.name, "b": "network", "kind": "ethernet",
+            "entity": f"net:{adapter.name}", "bytes_per_s": adapter.bytes_per_s,
+            "source": "the interface's speed (sysfs)" if adapter.bytes_per_s else None,
         }  # fmt: skip
         links.append({k: v for k, v in link.items() if v is not None})
     for node in nodes:
