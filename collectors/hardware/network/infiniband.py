@@ -1,95 +1,119 @@
 """RDMA ports: what the adapter counted, in bytes and packets, and its back-pressure and errors.
 
-`/sys/class/infiniband/DEVICE/ports/PORT/{counters,hw_counters}`: Documentation/ABI/stable/sysfs-class-infiniband. port_*_data
-count four octets. Anybody may clear the counters (perfquery -R), so one that falls was reset; old adapters' 32-bit ones stop at
-their end. hw_counters are read from the adapter at most every `lifespan` milliseconds: reading them faster gives the same again.
+`/sys/class/infiniband/DEVICE/ports/PORT/{counters,hw_counters}` and DEVICE/hw_counters. Anybody may clear the counters
+(`perfquery -R`): one that falls was reset, so no width is declared. Old and small ones stop at their end: there is no value from
+there on (`stale`), only an event. hw_counters are read from the adapter at most every `lifespan` milliseconds: reading faster
+gives the same again. A file is often a command to the adapter's firmware, which may hang: this source has its own thread.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile, read_int, read_text
-from hoptrace.collectors.hardware.sink import Direction, Sink
+from hoptrace.collectors.hardware.network.rdma_names import HOT, What, hw_meaning, meaning
+from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, status_of
 
 __all__ = ["InfinibandSource"]
 
-_KNOWN: dict[str, tuple[str, str, int, Direction | None]] = {
-    "port_xmit_data": ("data_bytes", "bytes", 4, "tx"), "port_rcv_data": ("data_bytes", "bytes", 4, "rx"),
-    "port_xmit_packets": ("packets", "packets", 1, "tx"), "port_rcv_packets": ("packets", "packets", 1, "rx"),
-    "port_xmit_wait": ("port_xmit_wait", "ticks", 1, None),
-}  # fmt: skip
-"""File → our name, unit, what one is, direction. The tick of port_xmit_wait (data to send, no credit) is the device's own."""
+_LIST_S, _SLOW_S, _SOONEST_S, _LATEST_S = 30.0, 1.0, 1.0, 60.0
+_ACTIVE = 4
 
-_LIST_S, _HW_S = 30.0, 1.0
+
+class _Counter:
+    """One file. ``ended``: it has been said that it stopped."""
+
+    def __init__(self, path: Path, what: What, out: Sink, entity: str, incarnation: str) -> None:
+        self.file, self.what, self.ended = KeptFile(path), what, False
+        self.number = out.series(
+            entity, what.name, what.unit, what.semantics, direction=what.direction,
+            incarnation=incarnation if what.semantics == "cumulative" else None,
+        )  # fmt: skip
+
+
+class _Group:
+    """Files that are read together, every ``every_s``."""
+
+    def __init__(self, counters: list[_Counter], every_s: float) -> None:
+        self.counters, self.every_s, self.due_s = counters, every_s, 0.0
 
 
 class _Port:
-    def __init__(self, device: str, port: str, folder: Path, own: Path | None) -> None:
-        self.entity, self.folder = f"rdma:{device}/{port}", folder
-        self.files: list[tuple[KeptFile, str, bool]] = []
-        places = [(folder / "counters", False), (folder / "hw_counters", True)]
-        if own is not None:
-            places.append((own, True))  # of the device, told once: under its first port
-        for place, hw in places:
-            for name in _names(place):
-                self.files.append((KeptFile(place / name), name, hw))
-        self.lifespan_s = max([_HW_S, *((read_int(p / "lifespan") or 0) / 1000 for p, hw in places if hw)])
-        self.due_s = 0.0
-        self.series: dict[KeptFile, int] = {}
+    """A port, or what a device counts for all of its ports. Counters of the two must not share an entity: they share names."""
+
+    def __init__(self, entity: str, groups: list[_Group], state: Path | None) -> None:
+        self.entity, self.groups, self.folder = entity, [g for g in groups if g.counters], state
+        self.state: int | None = None
+
+    def series(self) -> list[int]:
+        return [c.number for g in self.groups for c in g.counters]
 
     def close(self) -> None:
-        for file, _, _ in self.files:
-            file.close()
+        for group in self.groups:
+            for counter in group.counters:
+                counter.file.close()
 
 
 class InfinibandSource:
-    """Entities ``rdma:DEVICE/PORT``; sent is what leaves the host. State and rate are gauges; a change of state is an event."""
+    """Entities ``rdma:DEVICE/PORT``, and ``rdma:DEVICE`` for what a device counts as a whole; sent is what leaves the host. State
+    and rate are gauges; a change of state is an event."""
 
     name = "rdma"
     answers = "what crossed each RDMA port, and what held it up (no credits, retries, losses)"
-    pace: Pace = "fast"
-    every_s = None
+    pace: Pace = "own"
+    every_s = 0.1
 
     def __init__(self, roots: Roots | None = None) -> None:
         self._roots = roots or Roots()
         self._base = self._roots.sys / "class/infiniband"
         self._boot = procfs.boot_id(self._roots.proc)[:8]
         self._ports: dict[str, _Port] = {}
-        self._state: dict[str, int] = {}
+        self._came: dict[str, int] = {}
         self._due_s = 0.0
-        self._began = False
+        self._wait_s = _SOONEST_S
 
     def probe(self) -> Found:
-        devices = _names(self._base, folders=True)
+        devices = _entries(self._base)
         if not devices:
             return Found(
                 "absent",
-                "this machine has no RDMA device (/sys/class/infiniband)",
-                "an adapter and its driver (mlx5_ib, irdma …)",
+                f"this machine has no RDMA device ({self._base})",
+                "an adapter and its driver (mlx5_ib, irdma, efa …)",
             )
-        ports = [(d, p) for d in devices for p in _names(self._base / d / "ports", folders=True)]
-        silent = [d for d, p in ports if not _names(self._base / d / "ports" / p / "counters")]
-        why = f"without byte counters: {', '.join(dict.fromkeys(silent))} (soft-RoCE has none)" if silent else None
+        ports = [(d, p) for d in devices for p in _entries(self._base / d / "ports")]
+        if not ports:
+            return Found("absent", f"no port of {', '.join(devices)} is told", "mount the host's /sys, run in its network")
+        silent = [d for d, p in ports if not _files(self._base / d / "ports" / p / "counters")]
+        # Soft-RoCE and EFA have none: what they count is in hw_counters.
+        why = f"no port counters: {', '.join(dict.fromkeys(silent))} (hw_counters only)" if silent else None
         return Found("ok", why, sees=f"{len(devices)} devices, {len(ports)} ports")
 
     def open(self, out: Sink) -> None:
         self._list(out)
-        self._began = True
 
     def sample(self, out: Sink) -> None:
         now_s = time.monotonic()
         if now_s >= self._due_s:
             self._list(out)
+        answered = False
+        tried = False
         for port in list(self._ports.values()):
-            hw_too = now_s >= port.due_s
-            if hw_too:
-                port.due_s = now_s + port.lifespan_s
-            self._one(port, hw_too, out)
+            due = [g for g in port.groups if now_s >= g.due_s]
+            for group in due:
+                group.due_s = now_s + group.every_s
+            tried = tried or bool(due)
+            answered = self._read([c for g in due for c in g.counters], port.entity, out) or answered
+        if tried and not answered and self._ports:
+            # Nothing at all answers: they may be gone. Looked for ever less often.
+            self._due_s = min(self._due_s, now_s + self._wait_s)
+            self._wait_s = min(2 * self._wait_s, _LATEST_S)
+        elif answered:
+            self._wait_s = _SOONEST_S
 
     def close(self) -> None:
         for port in self._ports.values():
@@ -98,75 +122,111 @@ class InfinibandSource:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _list(self, out: Sink) -> None:
+        began = bool(self._came)
         self._due_s = time.monotonic() + _LIST_S
         present = set()
-        for device in _names(self._base, folders=True):
-            for i, port in enumerate(_names(self._base / device / "ports", folders=True)):
-                entity = f"rdma:{device}/{port}"
+        for device in _entries(self._base):
+            places = [(f"rdma:{device}/{p}", self._base / device / "ports" / p) for p in _entries(self._base / device / "ports")]
+            places.append((f"rdma:{device}", self._base / device))
+            for entity, folder in places:
                 present.add(entity)
                 if entity not in self._ports:
-                    own = self._base / device / "hw_counters" if i == 0 else None
-                    self._ports[entity] = _Port(device, port, self._base / device / "ports" / port, own)
-                    if self._began:
+                    self._ports[entity] = self._of(entity, folder, out)
+                    if began and "/" in entity:
                         out.event("device", f"{entity} came")
-                self._link(entity, self._ports[entity].folder, out)
+                self._state(self._ports[entity], out)
         for entity in sorted(self._ports.keys() - present):
             gone = self._ports.pop(entity)
             out.at(at := out.now_ns(), at)
-            out.fail(gone.series.values(), "lost")
+            out.fail(gone.series(), "lost")
             gone.close()
-            out.event("device error", f"{entity} is gone")
+            if "/" in entity:
+                out.event("device error", f"{entity} is gone")
 
-    def _link(self, entity: str, folder: Path, out: Sink) -> None:
+    def _of(self, entity: str, folder: Path, out: Sink) -> _Port:
+        """A port that came back counts from 0 again: it is another incarnation."""
+        came = self._came[entity] = self._came.get(entity, 0) + 1
+        life = f"{self._boot}/{came}"
+        port = "/" in entity
+        names = _files(folder / "counters") if port else []
+        extended = any(n.startswith("unicast_") for n in names)
+        hot: list[_Counter] = []
+        slow: list[_Counter] = []
+        for name in names:
+            counter = _Counter(folder / "counters" / name, meaning(name, extended=extended), out, entity, life)
+            (hot if name in HOT else slow).append(counter)
+        hw = [_Counter(folder / "hw_counters" / n, hw_meaning(n), out, entity, life) for n in _files(folder / "hw_counters")]
+        lifespan_s = max(_SLOW_S, (read_int(folder / "hw_counters/lifespan") or 0) / 1000)
+        return _Port(entity, [_Group(hot, 0.0), _Group(slow, _SLOW_S), _Group(hw, lifespan_s)], folder if port else None)
+
+    def _state(self, port: _Port, out: Sink) -> None:
+        if port.folder is None:
+            return
         out.at(at := out.now_ns(), at)
-        state = (read_text(folder / "state") or "").split(":")[0]
-        if state.isdigit():
-            out.put(out.series(entity, "state", "1", "gauge"), int(state))
-            was = self._state.get(entity)
-            if was is not None and was != int(state):
-                out.event("link", f"{entity}: state {was} -> {int(state)} (4 is active)")
-            self._state[entity] = int(state)
-        gigabits = (read_text(folder / "rate") or "").split(" ")[0]
+        state = (read_text(port.folder / "state") or "").split(":")[0]
+        if not state.isdigit():
+            return
+        out.put(out.series(port.entity, "state", "1", "gauge"), int(state))
+        if port.state is not None and port.state != int(state):
+            out.event("link", f"{port.entity}: state {port.state} -> {int(state)} ({_ACTIVE} is active)")
+        port.state = int(state)
+        rate = out.series(port.entity, "rate_bytes_per_s", "bytes/s", "gauge")
+        if port.state != _ACTIVE:
+            out.put(rate, None, "absent")  # what the file says then is the slowest there is, not a rate of this link
+            return
+        gigabits = (read_text(port.folder / "rate") or "").split(" ")[0]
         with suppress(ValueError):
-            out.put(out.series(entity, "rate_bytes_per_s", "bytes/s", "gauge"), float(gigabits) * 1e9 / 8)
+            out.put(rate, float(gigabits) * 1e9 / 8)
 
-    def _one(self, port: _Port, hw_too: bool, out: Sink) -> None:
+    def _read(self, counters: list[_Counter], entity: str, out: Sink) -> bool:
+        """Whether any of them could be read."""
+        if not counters:
+            return False
         before = out.now_ns()
-        found: list[tuple[int, int]] = []
-        broken: list[tuple[int, OSError]] = []
-        for file, name, hw in port.files:
-            if hw and not hw_too:
-                continue
-            known = _KNOWN.get(name) if not hw else None
-            number = port.series.get(file)
-            if number is None:
-                ours, unit, _, way = known or (name, "1", 1, None)
-                number = port.series[file] = out.series(
-                    port.entity, ours, unit, "cumulative", direction=way, incarnation=self._boot,
-                    # Sysfs does not tell the width: 64 bits where the adapter has extended counters, else 32 that saturate.
-                )  # fmt: skip
+        answers: list[bytes | OSError] = []
+        for counter in counters:
             try:
-                value = file.read().strip()
+                answers.append(counter.file.read())
             except OSError as e:
-                broken.append((number, e))
-                continue
-            if value.isdigit():
-                found.append((number, int(value) * (known[2] if known else 1)))
-            else:
-                out.drop("values that are no numbers")
+                answers.append(e)
         out.at(before, out.now_ns())
-        for number, value_int in found:
-            out.put(number, value_int)
-        for number, error in broken:
-            out.put(number, None, status_of(error))
-        if broken and not found:
-            self._due_s = 0.0  # the device may be gone
+        any_read = False
+        for counter, answer in zip(counters, answers, strict=True):
+            if isinstance(answer, OSError):
+                out.put(counter.number, None, status_of(answer))
+                continue
+            any_read = True
+            self._put(counter, answer.strip(), entity, out)
+        return any_read
+
+    def _put(self, counter: _Counter, text: bytes, entity: str, out: Sink) -> None:
+        what = counter.what
+        if not text.isdigit():
+            # "N/A (no PMA)" is what the kernel writes where the device does not answer the query.
+            out.put(counter.number, None, "unsupported" if text.startswith(b"N/A") else "error")
+            return
+        value = int(text)
+        if value != what.end:
+            counter.ended = False
+            out.put(counter.number, value * what.one)
+            return
+        out.put(counter.number, None, "stale")
+        if not counter.ended:
+            counter.ended = True
+            out.event("counter", f"{entity}: {counter.file.path.name} stands at its end ({value}) and counts no more until reset")
 
 
-def _names(folder: Path, *, folders: bool = False) -> list[str]:
-    """Entries of a folder: folders, or the files that hold counters."""
+def _entries(folder: Path) -> list[str]:
+    """Folders in a folder."""
     try:
-        entries = sorted(p.name for p in folder.iterdir() if p.is_dir() == folders)
+        return sorted(p.name for p in folder.iterdir() if p.is_dir())
     except OSError:
         return []
-    return entries if folders else [n for n in entries if n not in ("lifespan", "uevent")]
+
+
+def _files(folder: Path) -> list[str]:
+    """Files that hold counters."""
+    try:
+        return sorted(e.name for e in os.scandir(folder) if e.is_file() and e.name not in ("lifespan", "uevent"))
+    except OSError:
+        return []
