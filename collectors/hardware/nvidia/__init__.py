@@ -4,42 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hoptrace.collectors.hardware.perf.not_asked import NotAsked
+from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.source import Asked, Source
 
 __all__ = ["sources"]
 
-_ANSWERS = "what crossed NVIDIA GPUs' PCIe and NVLinks; their memory, clocks, throttling, energy, errors"
+_NVIDIA = 0x10DE
 
 
 def sources(asked: Asked) -> Iterator[Source]:
-    """Two for each GPU, one for the driver's events; where there is no GPU, one that says why."""
+    """Four for each GPU and one for the driver's events; where there is none, one that says why and looks again."""
+    from hoptrace.collectors.hardware.nvidia.counters import CountersSource
     from hoptrace.collectors.hardware.nvidia.errors import NvmlError, found_by_code
-    from hoptrace.collectors.hardware.nvidia.events import XidSource
+    from hoptrace.collectors.hardware.nvidia.events import EventsSource
     from hoptrace.collectors.hardware.nvidia.gpm import GpmSource
-    from hoptrace.collectors.hardware.nvidia.gpu_source import GpuSource
     from hoptrace.collectors.hardware.nvidia.gpus import gpus
     from hoptrace.collectors.hardware.nvidia.library import library
+    from hoptrace.collectors.hardware.nvidia.nothing import Nothing
+    from hoptrace.collectors.hardware.nvidia.owners import Owners
+    from hoptrace.collectors.hardware.nvidia.seat import Seat
+    from hoptrace.collectors.hardware.nvidia.state import StateSource
+    from hoptrace.collectors.hardware.nvidia.window import WindowSource
+    from hoptrace.collectors.hardware.source import Found
+    from hoptrace.collectors.hardware.topology.pci import pci_devices
 
     nvml = library(asked.roots)
     if nvml is None:
-        remedy = "run hoptrace on the host"
-        yield NotAsked("nvml", _ANSWERS, "a driver can only be asked on its own machine", remedy, status="unsupported")
+        yield Nothing(
+            Found("absent", "NVML tells of this machine, and the trees are another's", "run hoptrace on the host"), None
+        )
         return
     found = nvml.start()
     if not found.available:
-        yield NotAsked("nvml", _ANSWERS, found.reason or "", found.remedy, status=found.status)
+        if not any(d.kind == "gpu" and d.vendor == _NVIDIA for d in pci_devices(asked.roots)):
+            found = Found(found.status, f"no NVIDIA GPU is on the PCI bus; {found.reason}", f"such a GPU, and: {found.remedy}")
+        yield Nothing(found, nvml)
         return
     try:
         listed = gpus(nvml)
     except NvmlError as e:
-        why = found_by_code(e)
-        yield NotAsked("nvml", _ANSWERS, why.reason or "", why.remedy, status=why.status)
+        yield Nothing(found_by_code(e), nvml)
         return
     if not listed:
-        yield NotAsked("nvml", _ANSWERS, "the driver sees no GPU", "give this machine or container a GPU")
+        yield Nothing(Found("absent", "the driver sees no GPU", "give this machine or container a GPU"), nvml)
         return
-    for gpu in listed:
-        yield GpuSource(nvml, gpu, asked.roots)
-        yield GpmSource(nvml, gpu)
-    yield XidSource(nvml, listed)
+    boot = procfs.boot_id(asked.roots.proc)[:8]
+    owners = Owners(asked.servers, asked.roots.proc)
+    seats = [Seat(nvml, gpu, boot) for gpu in listed]
+    for seat in seats:
+        yield CountersSource(seat)
+        yield StateSource(seat, owners)
+        yield GpmSource(seat)
+        yield WindowSource(seat)
+    yield EventsSource(seats)

@@ -1,4 +1,4 @@
-"""What crosses one GPU's links, ten times a second: PCIe and NVLink bytes, and what a step's time depends on at once (clock, power).
+"""What crosses one GPU's links, ten times a second: PCIe and NVLink bytes; and what a step's time hangs on (clock, power).
 
 Tested here against a compiled stub of the library only: no GPU was lent to this project's machine.
 """
@@ -79,7 +79,9 @@ class CountersSource(PerGpu):
 
     def _warn(self, now_s: float, out: Sink) -> None:
         """Told once, when two readings were so far apart that a byte counter can have gone round in between."""
-        counted = [s for s in self._batch.there(PCIE_BYTES[0].name) if s.field.of == "pcie" and s.width is not None and s.width < 64]
+        counted = [
+            s for s in self._batch.there(PCIE_BYTES[0].name) if s.field.of == "pcie" and s.width is not None and s.width < 64
+        ]
         if not counted or self._last_s is None or not self._pcie_bytes_per_s:
             return
         rate, range_bytes = self._pcie_bytes_per_s, 1 << (counted[0].width or 32)
@@ -87,7 +89,7 @@ class CountersSource(PerGpu):
             self._warned = True
             out.event(
                 "ambiguous wrap",
-                f"pcie:{self._gpu.bdf}: raw_bytes wrap at {counted[0].width} bits, at the link's full rate ({rate / 1e9:.3g} GB/s) "
-                f"every {range_bytes / rate * 1e3:.3g} ms, and are read every {(now_s - self._last_s) * 1e3:.3g} ms: what the link "
-                "carried between two readings is known only where something else bounds it",
+                f"pcie:{self._gpu.bdf}: raw_bytes wrap at {counted[0].width} bits, at the link's full rate "
+                f"({rate / 1e9:.3g} GB/s) every {range_bytes / rate * 1e3:.3g} ms, and are read every "
+                f"{(now_s - self._last_s) * 1e3:.0f} ms: what it carried in between is known only where something else bounds it",
             )

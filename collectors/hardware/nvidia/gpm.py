@@ -23,7 +23,7 @@ _MIB = 1 << 20
 _LEAST_S = 0.1
 _RATIOS = {
     1: "graphics_active_ratio", 2: "sm_active_ratio", 3: "sm_occupancy_ratio", 5: "tensor_active_ratio",
-    10: "memory_active_ratio", 160: "host_memory_cache_hit_ratio", 162: "peer_memory_cache_hit_ratio", 164: "memory_cache_hit_ratio",
+    10: "memory_active_ratio", 160: "host_memory_cache_hit_ratio", 162: "peer_memory_cache_hit_ratio", 164: "cache_hit_ratio",
 }  # fmt: skip
 # id (NVML_GPM_METRIC_* of nvml.h): whose, name, direction. NVLink's total comes receive first.
 _RATES: dict[int, tuple[str, str, Direction]] = {
@@ -52,17 +52,20 @@ class GpmSource(PerGpu):
         self._samples: list[Any] = []
         self._taken_s: list[float] = []
         self._ids: list[int] = []
+        self._lacking: set[int] = set()
         self._get: Any = None
 
     def _found(self, handle: Any) -> Found:
         if not self._nvml.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
-            return Found("unsupported", f"{self._gpu.name} has no performance monitoring through NVML", "Hopper or later; else DCGM")
+            return Found(
+                "unsupported", f"{self._gpu.name} has no performance monitoring through NVML", "Hopper or later; else DCGM"
+            )
         return Found("ok")
 
     def _begin(self, handle: Any, out: Sink) -> None:
         if not self._samples:  # two buffers for the GPU's whole time: what a lost GPU's session held is not freed
             self._samples = [self._nvml.call("nvmlGpmSampleAlloc") for _ in range(2)]
-        self._taken_s = []
+        self._taken_s, self._lacking = [], set()
         self._ids = [*_RATIOS, *(m for m, (place, _, _) in _RATES.items() if place in self._places)]
         self._get = self._nvml.module.c_nvmlGpmMetricsGet_t()
         self._get.version = self._nvml.constant("NVML_GPM_METRICS_GET_VERSION", 1)
@@ -82,6 +85,7 @@ class GpmSource(PerGpu):
         window_ns = max(1, round((self._taken_s[-1] - self._taken_s[-2]) * 10)) * 100_000_000
         for metric in told:
             self._one(metric, window_ns, out)
+        self._ids = [i for i in self._ids if i not in self._lacking]
         if len(self._taken_s) > 3:
             del self._taken_s[:2]  # two, so that the buffers keep their turn
 
@@ -103,6 +107,8 @@ class GpmSource(PerGpu):
     def _one(self, metric: Any, window_ns: int, out: Sink) -> None:
         number, code, value = int(metric.metricId), int(metric.nvmlReturn), float(metric.value)
         status = status_of_code(code) if code else "ok"
+        if status == "unsupported":
+            self._lacking.add(number)
         told = None if code or not math.isfinite(value) or value < 0 else value
         if told is None and status == "ok":
             status = "error"

@@ -28,6 +28,8 @@ class PerGpu:
         self._lives = -1
         self._numbers: dict[tuple[str, str, Direction | None, int | None, str | None], int] = {}
         self._without: dict[str, tuple[float, Status]] = {}
+        self._said: dict[int, Status] = {}
+        self._told_gone = False
 
     def probe(self) -> Found:
         try:
@@ -49,9 +51,11 @@ class PerGpu:
             with self._nvml.using(self.name):
                 if self._lives != self._seat.lives:
                     self._numbers.clear()
+                    self._said.clear()
                     self._begin(handle, out)
                     self._lives = self._seat.lives
                 self._read(handle, out)
+            self._told_gone = False
         except NvmlError as e:
             if not self._seat.lose(e, out):
                 raise
@@ -76,12 +80,15 @@ class PerGpu:
         return list(self._numbers.values())
 
     def _gone(self, out: Sink) -> None:
+        if self._told_gone:
+            return
+        self._told_gone = True
         out.at(at := out.now_ns(), at)
         out.fail(self._declared(), self._seat.status if self._seat.status != "ok" else "lost")
 
     def _ask(self, name: str, handle: Any, *more: Any) -> tuple[Any, Status]:
-        """A call's answer and `ok`, or null and why. What is not supported is asked for again after an hour. NvmlError if the GPU is
-        gone."""
+        """A call's answer and `ok`, or null and why. What is not supported is asked for again after an hour. NvmlError if the GPU
+        is gone."""
         key = f"{name} {more}"
         if (known := self._without.get(key)) is not None:
             if time.monotonic() < known[0]:
@@ -107,4 +114,10 @@ class PerGpu:
             number = self._numbers[key] = out.series(
                 entity, name, unit, semantics, direction=direction, window_ns=window_ns, incarnation=incarnation
             )
-        out.put(number, value, "ok" if value is not None else status)
+        if value is not None:
+            self._said.pop(number, None)
+            out.put(number, value)
+        elif self._said.get(number) != status:
+            # Why there is none is said once: rates are written at each beat.
+            self._said[number] = status
+            out.put(number, None, status)

@@ -1,7 +1,7 @@
 """One GPU and whether it answers: shared by its sources, so that its loss is told once and its return is looked for once.
 
-A GPU is known by its UUID: indexes move when another one falls off the bus. What comes back counts on in another life, since nobody
-knows whether its counters were set to 0 meanwhile.
+A GPU is known by its UUID: indexes move when another one falls off the bus. What comes back counts on in another life, since
+nobody knows whether its counters were set to 0 meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Seat:
             return self._handle
 
     def handle(self, who: str, out: Sink) -> Any | None:
-        """The same, or null while the GPU does not answer; now and then, ever less often, it is looked for. Not within `using`."""
+        """The same, or null while the GPU does not answer; ever less often, it is looked for. Not within `using`."""
         if self.status == "ok":
             try:
                 return self.take(who)

@@ -24,8 +24,8 @@ _MEMORY_V2 = 0x02000028
 
 
 class StateSource(PerGpu):
-    """Entities ``gpu:UUID``, ``pcie:BDF``, ``nvlink:UUID/LINK``, ``c2c:UUID``; ``process:PID`` for the servers' own processes, whose
-    series of several GPUs differ in the incarnation."""
+    """Entities ``gpu:UUID``, ``pcie:BDF``, ``nvlink:UUID/LINK``, ``c2c:UUID``; ``process:PID`` for the servers' own processes,
+    whose series of several GPUs differ in the incarnation."""
 
     kind = "-state"
     answers = "this GPU's memory and whose it is, energy, time at reduced clocks, links that went down, errors"

@@ -23,8 +23,8 @@ LINK_COUNT = 91
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``of``: whose it is. ``scale``: what one is, in the unit. ``may_be_32``: the driver may wrap it at 32 bits whatever its type
-    says (nvml.h: "Value can be wrapped")."""
+    """``of``: whose it is. ``scale``: what one is, in the unit. ``may_be_32``: the driver may wrap it at 32 bits whatever its
+    type says (nvml.h: "Value can be wrapped")."""
 
     id: int
     of: Of
@@ -112,8 +112,8 @@ _RENUMBERED = (580, 82)
 
 
 def throttle_times(driver: tuple[int, ...] | None) -> tuple[Field, ...]:
-    """Time at reduced clocks by reason, whose ids have moved: 251 to 253 up to driver 580.65, 269 to 271 from 580.82 on, where the
-    old ids mean settings of power smoothing (nvidia-ml-py 13.580.65 against 13.580.82). None where the driver is not known."""
+    """Time at reduced clocks by reason, whose ids have moved: 251 to 253 up to driver 580.65, 269 to 271 from 580.82 on, where
+    the old ids mean settings of power smoothing (nvidia-ml-py 13.580.65 against 13.580.82). None where the driver is not known."""
     if driver is None:
         return ()
     first = 269 if driver >= _RENUMBERED else 251

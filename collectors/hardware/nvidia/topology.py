@@ -1,22 +1,35 @@
-"""How GPUs are joined, as NVML tells it: PCIe links at their best, NVLinks with what is at their other end, C2C, NUMA nodes."""
+"""How GPUs are joined, as NVML tells it: PCIe links at their best, NVLinks with what is at their other end, C2C, NUMA nodes.
+
+Tested here against a compiled stub of the library only: no GPU was lent to this project's machine.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hoptrace.collectors.hardware.nvidia.errors import NvmlError
 from hoptrace.collectors.hardware.nvidia.gpus import Gpu, gpus, handle_of
 from hoptrace.collectors.hardware.nvidia.library import Nvml, library
-from hoptrace.collectors.hardware.nvidia.table import LINK_COUNT
+from hoptrace.collectors.hardware.nvidia.links import field_value, nvlinks
 from hoptrace.collectors.hardware.scraped.meaning import pci_address
 from hoptrace.collectors.hardware.source import Roots
 
 __all__ = ["GpuLinks", "Joined", "joined"]
 
-_SPEED, _C2C_COUNT, _C2C_MBPS, _MOST = 164, 170, 172, 36
+_SPEED, _C2C_COUNT, _C2C_MBPS = 164, 170, 172
 _REMOTE = {0: "gpu", 1: "npu", 2: "switch"}
 """nvmlIntNvLinkDeviceType_t."""
+_LEVELS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`."""
+_PEERS = {
+    0: "ok", 1: "chipset not supported", 2: "GPU not supported", 3: "I/O hub topology not supported", 4: "disabled by a key",
+    5: "not supported",
+}  # fmt: skip
+"""nvmlGpuP2PStatus_t."""
+_P2P_READ, _P2P_NVLINK = 0, 2
+_NODE_WORDS, _SCOPE_NODE = 16, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,12 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class GpuLinks:
-    """One GPU. Null is unknown; generation and width are the link's at its best."""
+    """One GPU. Null is unknown; generation and width are the PCIe link's at its best.
+
+    numa: the nearest node of the host's memory. memory_numa: the node that the GPU's own memory is to the kernel (GH200, GB200).
+    nearest: what the way to another GPU (by UUID) has in common with this one's on PCIe (PIX, PXB, PHB, NODE, SYS). reads:
+    whether this GPU may read another's memory (`ok`, or why not). by_nvlink: the same over NVLink.
+    """
 
     gpu: Gpu
     memory_bytes: int | None
@@ -42,6 +60,9 @@ class GpuLinks:
     nvlinks: tuple[Joined, ...]
     c2c_links: int
     c2c_bytes_per_s: float | None
+    nearest: Mapping[str, str] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=dict)
+    by_nvlink: Mapping[str, str] = field(default_factory=dict)
 
 
 def joined(roots: Roots) -> list[GpuLinks]:
@@ -57,37 +78,68 @@ def joined(roots: Roots) -> list[GpuLinks]:
     for gpu in found:
         try:
             with nvml.using("topology"):
-                out.append(_one(nvml, gpu))
+                out.append(_one(nvml, gpu, found))
         except NvmlError:
             continue
     return out
 
 
-def _one(nvml: Nvml, gpu: Gpu) -> GpuLinks:
+def _one(nvml: Nvml, gpu: Gpu, every: list[Gpu]) -> GpuLinks:
     handle = handle_of(nvml, gpu.uuid)
-    memory = _tried(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.constant("nvmlMemory_v2", 0x02000028))
-    count = _field(nvml, handle, LINK_COUNT, 0)
-    nvlinks = []
-    for link in range(min(int(count or 0), _MOST)):
-        if _tried(nvml, "nvmlDeviceGetNvLinkState", handle, link) != 1:
+    memory = _tried(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    up = [n for n in nvlinks(nvml, handle) if _tried(nvml, "nvmlDeviceGetNvLinkState", handle, n) == 1]
+    c2c_mbps = field_value(nvml, handle, _C2C_MBPS)
+    nearest: dict[str, str] = {}
+    reads: dict[str, str] = {}
+    by_nvlink: dict[str, str] = {}
+    for other in every:
+        theirs = _tried(nvml, "nvmlDeviceGetHandleByUUID", other.uuid.encode()) if other.uuid != gpu.uuid else None
+        if theirs is None:
             continue
-        kind = _tried(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-        pci = _tried(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-        bus = (
-            pci.busId.decode("ascii", "replace")
-            if pci is not None and isinstance(pci.busId, bytes)
-            else getattr(pci, "busId", None)
-        )
-        mbps = _field(nvml, handle, _SPEED, link)
-        to = _REMOTE.get(int(kind)) if kind is not None else None
-        nvlinks.append(Joined(link, to, pci_address(bus), mbps * 1e6 if mbps else None))
-    c2c_mbps = _field(nvml, handle, _C2C_MBPS, 0)
-    numa = _tried(nvml, "nvmlDeviceGetNumaNodeId", handle)
+        level = _tried(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, theirs)
+        for told, words, into in (
+            (level, _LEVELS, nearest),
+            (_tried(nvml, "nvmlDeviceGetP2PStatus", handle, theirs, _P2P_READ), _PEERS, reads),
+            (_tried(nvml, "nvmlDeviceGetP2PStatus", handle, theirs, _P2P_NVLINK), _PEERS, by_nvlink),
+        ):
+            if told is not None and int(told) in words:
+                into[other.uuid] = words[int(told)]
     return GpuLinks(
-        gpu, int(memory.total) if memory is not None else None, _whole(_tried(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle)),
-        _whole(_tried(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)), None, _whole(numa), tuple(nvlinks),
-        int(_field(nvml, handle, _C2C_COUNT, 0) or 0), c2c_mbps * 1e6 if c2c_mbps else None,
-    )  # fmt: skip
+        gpu,
+        None if memory is None else int(memory.total),
+        _whole(_tried(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle)),
+        _whole(_tried(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)),
+        _nearest_node(nvml, handle),
+        _whole(_tried(nvml, "nvmlDeviceGetNumaNodeId", handle)),
+        tuple(_link(nvml, handle, n) for n in up),
+        int(field_value(nvml, handle, _C2C_COUNT) or 0),
+        c2c_mbps * 1e6 if c2c_mbps else None,
+        nearest,
+        reads,
+        by_nvlink,
+    )
+
+
+def _link(nvml: Nvml, handle: Any, number: int) -> Joined:
+    kind = _whole(_tried(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number))
+    pci = _tried(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+    bus = None if pci is None else pci.busId
+    mbps = field_value(nvml, handle, _SPEED, number)
+    return Joined(
+        number,
+        _REMOTE.get(kind) if kind is not None else None,
+        pci_address(bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus),
+        mbps * 1e6 if mbps else None,
+    )
+
+
+def _nearest_node(nvml: Nvml, handle: Any) -> int | None:
+    """The one node whose memory is nearest; null where several are as near, or none is told."""
+    told = _tried(nvml, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE)
+    if told is None:
+        return None
+    nodes = [word * 64 + bit for word, mask in enumerate(told) for bit in range(64) if int(mask) >> bit & 1]
+    return nodes[0] if len(nodes) == 1 else None
 
 
 def _tried(nvml: Nvml, name: str, *arguments: Any) -> Any:
@@ -95,14 +147,6 @@ def _tried(nvml: Nvml, name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments)
     except NvmlError:
         return None
-
-
-def _field(nvml: Nvml, handle: Any, number: int, scope: int) -> float | None:
-    told = _tried(nvml, "nvmlDeviceGetFieldValues", handle, [(number, scope)])
-    if told is None or told[0].nvmlReturn:
-        return None
-    value = told[0]
-    return float(value.value.ullVal if value.valueType in (2, 3) else value.value.uiVal)
 
 
 def _whole(value: Any) -> int | None:

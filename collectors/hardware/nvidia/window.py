@@ -1,7 +1,7 @@
-"""PCIe throughput as the driver measures it over 20 ms, once a second: each call blocks for as long, so it has a thread of its own.
+"""PCIe throughput as the driver measures it over 20 ms, once a second: each call blocks for as long: a thread of its own.
 
-It tells whether the byte counters count at all, and is all there is where the driver has none. What crosses between two windows is
-not in it. Tested here against a compiled stub of the library only: no GPU was lent to this project's machine.
+It tells whether the byte counters count at all, and is all there is where the driver has none. What crosses between two
+windows is not in it. Tested here against a compiled stub of the library only: no GPU was lent to this project's machine.
 """
 
 from __future__ import annotations
