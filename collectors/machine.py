@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Options
 from hoptrace.collectors.hardware import catalog
+from hoptrace.collectors.hardware.listener import lately
 from hoptrace.collectors.hardware.processes.process import ProcessSource
 from hoptrace.collectors.hardware.source import Asked, Server
 from hoptrace.collectors.hardware.station import Station
@@ -20,7 +21,7 @@ __all__ = ["Machine", "asked_of"]
 
 def asked_of(options: Options, targets: Sequence[Target] = ()) -> Asked:
     """What the sources are to look at."""
-    servers = [Server(t.name, t.ctx.find) for t in targets if t.ctx.find is not None]
+    servers = [Server(t.name, lately(t.ctx.find, options.roots.proc)) for t in targets if t.ctx.find is not None]
     return Asked(options.roots, servers, options.tracepoints, options.scrape, options.files)
 
 

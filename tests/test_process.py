@@ -14,7 +14,7 @@ import pytest
 import hoptrace
 from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
-from hoptrace.collectors.hardware.listener import Found, find_listener
+from hoptrace.collectors.hardware.listener import Found, find_listener, lately
 from hoptrace.collectors.hardware.pressure import pressure_totals
 from hoptrace.collectors.hardware.processes.machine import CpuSource, PressureSource
 from hoptrace.collectors.hardware.processes.process import MAX_THREADS, ProcessSource
@@ -520,3 +520,20 @@ def test_the_server_that_goes_takes_its_tree_with_it(tree: Tree, writer: TraceWr
     new = rows(writer)[n:]
     assert {r["entity"] for r in rows(writer) if r["status"] == "lost"} == {"process:42"}
     assert c.pid is None and new
+
+
+def test_a_process_that_lives_is_looked_for_once(tree: Tree) -> None:
+    tree.process(42)
+    asked = []
+
+    def find() -> Found:
+        asked.append(1)
+        return Found(42 if len(asked) < 3 else None, "nobody")
+
+    ask = lately(find, tree.root)
+    assert [ask().pid for _ in range(3)] == [42, 42, 42] and len(asked) == 1
+    tree.process(42, state="Z")
+    assert ask().pid == 42 and len(asked) == 2, "a zombie is no answer that is kept"
+    tree.process(42, start=9000)
+    assert ask().pid is None and len(asked) == 3
+    assert ask().pid is None and len(asked) == 4

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hoptrace.collectors.hardware.sink import Sink
+from hoptrace.collectors.hardware.sink import Sink, hand_over
 from hoptrace.collectors.hardware.source import Found, Source
 from hoptrace.writer import TraceWriter
 
@@ -209,10 +209,10 @@ class Station:
     def _flush(self) -> None:
         cpu = time.thread_time_ns()
         self._tell()
-        for run in self.running:
-            run.sink.flush()
+        rows = [row for run in self.running for row in run.sink.take()]
         if self._own is not None:
-            self._own.flush()
+            rows += self._own.take()
+        hand_over(self.writer, self.host, rows)
         self.hand_over_cpu_ns += time.thread_time_ns() - cpu
 
     def _tell(self) -> None:

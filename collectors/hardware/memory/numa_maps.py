@@ -49,7 +49,7 @@ class NumaMapsSource:
 
     def probe(self) -> Found:
         if len(node_numbers(self._roots)) < 2:
-            return Found("absent", "there is one memory node: all lies there")
+            return Found("absent", "there is one memory node: all lies there", "a machine with several")
         found = self._server.find()
         if found.pid is None:
             return Found("absent", found.reason, "name the process after --pid")
