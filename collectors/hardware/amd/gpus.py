@@ -1,8 +1,7 @@
-"""AMD GPUs through amdsmi (AMD's own Python package over libamd_smi): memory, PCIe and XGMI bytes, energy, clocks, errors.
+"""AMD GPUs through amdsmi (AMD's own Python package over libamd_smi): memory, XGMI bytes, energy, clocks, throttling, errors.
 
-Fields of amdsmi_get_gpu_metrics_info (gpu_metrics tables of the amdgpu driver): accumulated XGMI data is in KiB by link, what a
-table does not have is all ones, which the package turns into "N/A". The driver's own PCIe call blocks for a second and is not
-used. No AMD GPU has been at hand: what the package (7.0.2) returns was read in its source, and the tests answer in its place.
+amdsmi_get_gpu_pci_throughput is not used: the driver sleeps for a second in it, and no table tells PCIe bytes. No AMD GPU has
+been at hand: the tests run the package (7.0.2) over a library of ours, and answer in its place.
 """
 
 from __future__ import annotations
@@ -10,39 +9,28 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from hoptrace.collectors.hardware import procfs
-from hoptrace.collectors.hardware.sink import Direction, Semantics, Sink, Status
+from hoptrace.collectors.hardware.amd.metrics import FIELDS, KILOBYTE, LINKS, by_link, format_of, value_of
+from hoptrace.collectors.hardware.sink import Direction, Sink, Status
 from hoptrace.collectors.hardware.source import Found, Pace, Roots
 
 __all__ = ["AmdSource", "load"]
 
-_KIB, _MIB = 1 << 10, 1 << 20
-
-# Field of the metrics → (kind of entity, our name, unit, semantics, direction, what one is)
-_METRICS: dict[str, tuple[str, str, str, Semantics, Direction | None, int]] = {
-    "pcie_bandwidth_acc": ("pcie", "bandwidth_acc", "1", "cumulative", None, 1),
-    "pcie_replay_count_acc": ("pcie", "replays", "times", "cumulative", None, 1),
-    "pcie_nak_sent_count_acc": ("pcie", "naks_sent", "times", "cumulative", None, 1),
-    "pcie_nak_rcvd_count_acc": ("pcie", "naks_received", "times", "cumulative", None, 1),
-    "energy_accumulator": ("gpu", "energy_accumulator", "1", "cumulative", None, 1),
-    "accumulation_counter": ("gpu", "accumulation_counter", "1", "cumulative", None, 1),
-    "current_gfxclk": ("gpu", "sm_clock_mhz", "MHz", "gauge", None, 1),
-    "current_uclk": ("gpu", "memory_clock_mhz", "MHz", "gauge", None, 1),
-    "average_socket_power": ("gpu", "power_w", "W", "gauge", None, 1),
-    "temperature_hotspot": ("gpu", "temperature_c", "°C", "gauge", None, 1),
-    "average_gfx_activity": ("gpu", "kernel_running_percent", "%", "gauge", None, 1),
-    "average_umc_activity": ("gpu", "memory_busy_percent", "%", "gauge", None, 1),
-}
-_LINKS: tuple[tuple[str, Direction], ...] = (("xgmi_read_data_acc", "rx"), ("xgmi_write_data_acc", "tx"))
+_MIB = 1 << 20
 _ERRORS: Mapping[int, Status] = {
-    2: "unsupported", 3: "unsupported", 10: "denied", 31: "absent", 32: "lost", 33: "lost", 34: "absent", 54: "lost",
+    2: "unsupported", 3: "unsupported", 10: "denied", 31: "lost", 32: "lost", 33: "lost", 34: "absent", 51: "absent", 54: "lost",
 }  # fmt: skip
 """amdsmi_status_t: 2 not supported, 3 not implemented, 10 no permission, 31 not found, 32 not initialised, 33 no slot, 34 driver
-not loaded, 54 the driver restarts."""
+not loaded, 51 no driver, 54 the driver restarts."""
+_NO_PERMISSION = 10
+_GPU_FORMATS = (None, 1)
+_SOONEST_S, _LATEST_S, _SLOW_S = 1.0, 60.0, 1.0
 
 
 def load() -> Any:
@@ -51,11 +39,27 @@ def load() -> Any:
         return import_module("amdsmi")
 
 
+@dataclass(slots=True)
+class _Gpu:
+    """``energy_uj``: what one count of its energy accumulator is. ``none``: calls that it does not support. ``series``: all of
+    them, by what they are of."""
+
+    handle: Any
+    uuid: str
+    bdf: str
+    life: str
+    energy_uj: float | None = None
+    lost: bool = False
+    slow_due_s: float = 0.0
+    none: set[str] = field(default_factory=set)
+    series: dict[str, int] = field(default_factory=dict)
+
+
 class AmdSource:
     """Entities ``gpu:UUID``, ``pcie:BDF``, ``xgmi:BDF/LINK``. ``loader`` gives the package."""
 
     name = "amdsmi"
-    answers = "what AMD GPUs carried over PCIe and XGMI, their memory, clocks and energy"
+    answers = "what AMD GPUs carried over XGMI, their memory, clocks, energy and PCIe errors"
     pace: Pace = "own"
     every_s = 0.1
 
@@ -63,10 +67,11 @@ class AmdSource:
         self._roots = roots or Roots()
         self._load = loader
         self._smi: Any = None
-        self._gpus: list[tuple[Any, str, str]] = []
-        self._unsupported: set[tuple[str, str]] = set()
+        self._gpus: list[_Gpu] = []
         self._boot = procfs.boot_id(self._roots.proc)[:8]
-        self._lost: set[str] = set()
+        self._begun = 0
+        self._again_s = float("inf")
+        self._wait_s = _SOONEST_S
 
     def probe(self) -> Found:
         if not self._roots.live:
@@ -76,27 +81,33 @@ class AmdSource:
         if self._roots.amdsmi:
             os.environ.setdefault("ROCM_PATH", self._roots.amdsmi)
         try:
-            self._smi = self._load()
+            if self._smi is None:
+                self._smi = self._load()
         except ModuleNotFoundError:
-            return Found("absent", "the package amdsmi is not installed", "pip install amdsmi, of ROCm's own version")
+            return Found("absent", "the package amdsmi is not installed", "pip install amdsmi, of the version of ROCm here")
         except Exception as e:  # without libamd_smi.so it raises a KeyError
-            return Found("absent", f"amdsmi can't load its library ({type(e).__name__}: {e})", "install ROCm's amd-smi-lib")
+            return Found("absent", f"amdsmi can't load libamd_smi.so ({type(e).__name__}: {e})", "install ROCm's amd-smi-lib")
         try:
-            self._smi.amdsmi_init()
-            self._gpus = self._list()
+            self._begin()
         except Exception as e:
-            remedy = "add the user to the groups video and render" if self._code(e) == 10 else None
-            return Found(self._status(e), f"amdsmi: {e}", remedy)
+            status = _status(e)
+            groups = "add the user to the groups video and render" if status == "denied" else "see dmesg for amdgpu"
+            return Found("absent" if status == "lost" else status, f"amdsmi: {_words(e)}", groups)
         if not self._gpus:
-            return Found("absent", "amdsmi sees no GPU")
+            return Found("absent", "amdsmi sees no GPU", "in a container: --device /dev/kfd --device /dev/dri")
         return Found("ok", sees=f"{len(self._gpus)} GPUs")
 
     def open(self, out: Sink) -> None:
         return None
 
     def sample(self, out: Sink) -> None:
-        for handle, uuid, bdf in self._gpus:
-            self._one(handle, uuid, bdf, out)
+        now_s = time.monotonic()
+        if now_s >= self._again_s:
+            self._return(now_s, out)
+        for gpu in self._gpus:
+            self._one(gpu, now_s, out)
+        if any(g.lost for g in self._gpus) and self._again_s == float("inf"):
+            self._again_s = now_s + self._wait_s
 
     def close(self) -> None:
         if self._smi is not None:
@@ -105,83 +116,139 @@ class AmdSource:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _list(self) -> list[tuple[Any, str, str]]:
+    def _begin(self) -> None:
+        self._smi.amdsmi_init()
+        self._begun += 1
         found = []
         for handle in self._smi.amdsmi_get_processor_handles():
             bdf = str(self._smi.amdsmi_get_gpu_device_bdf(handle)).lower()
-            found.append((handle, str(self._smi.amdsmi_get_gpu_device_uuid(handle)), bdf))
-        return found
+            uuid = str(self._smi.amdsmi_get_gpu_device_uuid(handle))
+            # Counters begin anew with the driver, which the library has to be opened anew for.
+            gpu = _Gpu(handle, uuid, bdf, f"{self._boot}/{uuid}/{self._begun}")
+            with contextlib.suppress(Exception):
+                resolution = self._smi.amdsmi_get_energy_count(handle).get("counter_resolution")
+                gpu.energy_uj = resolution if isinstance(resolution, float) and resolution > 0 else None
+            found.append(gpu)
+        self._gpus = found
 
-    def _one(self, handle: Any, uuid: str, bdf: str, out: Sink) -> None:
+    def _return(self, now_s: float, out: Sink) -> None:
+        """A lost GPU: the library is opened anew, ever less often. Handles are others then."""
+        if not any(g.lost for g in self._gpus):
+            self._again_s, self._wait_s = float("inf"), _SOONEST_S
+            return
+        self._wait_s = min(2 * self._wait_s, _LATEST_S)
+        self._again_s = now_s + self._wait_s
+        before = self._gpus
+        with contextlib.suppress(Exception):
+            self._smi.amdsmi_shut_down()
+        try:
+            self._begin()
+        except Exception:
+            return  # they stay as they were: lost
+        there = {g.uuid for g in self._gpus}
+        self._gpus += [g for g in before if g.uuid not in there]
+        known = {g.uuid: g for g in before}
+        for gpu in self._gpus:
+            was = known.get(gpu.uuid, gpu)
+            gpu.lost = was.lost  # until it answers
+            if not was.lost:
+                gpu.life, gpu.series = was.life, was.series
+
+    def _one(self, gpu: _Gpu, now_s: float, out: Sink) -> None:
         before = out.now_ns()
         try:
-            metrics = self._smi.amdsmi_get_gpu_metrics_info(handle)
+            metrics = self._smi.amdsmi_get_gpu_metrics_info(gpu.handle)
         except Exception as e:
             out.at(before, out.now_ns())
-            self._fail(uuid, bdf, self._status(e), out)
-            if uuid not in self._lost:
-                self._lost.add(uuid)
-                out.event("device error", f"gpu:{uuid}: {e}")
+            self._failed(gpu, e, out)
             return
         out.at(before, out.now_ns())
-        if uuid in self._lost:
-            self._lost.discard(uuid)
-            out.event("device", f"gpu:{uuid} answers again")
-        for field, told in _METRICS.items():
-            if field in metrics:
-                self._put(self._series(field, uuid, bdf, out), metrics[field], told[5], out)
-        for field, way in _LINKS:
-            values = metrics.get(field)
-            for link, value in enumerate(values if isinstance(values, list | tuple) else []):
-                if self._real(value):
-                    entity = f"xgmi:{bdf}/{link}"
-                    number = out.series(entity, "data_bytes", "bytes", "cumulative", direction=way, incarnation=self._boot)
-                    out.put(number, value * _KIB)
-        self._memory(handle, uuid, out)
+        if gpu.lost:
+            gpu.lost = False
+            out.event("device", f"gpu:{gpu.uuid} answers again")
+        if format_of(metrics) in _GPU_FORMATS:
+            self._fields(gpu, metrics, out)
+        for name, way in LINKS:
+            for link, value in by_link(metrics.get(name)):
+                key = f"{name} {link}"
+                number = gpu.series.get(key)
+                if number is None:
+                    number = self._declare(gpu, key, f"xgmi:{gpu.bdf}/{link}", "data_bytes", "bytes", out, direction=way)
+                out.put(number, value * KILOBYTE)
+        if now_s >= gpu.slow_due_s:
+            gpu.slow_due_s = now_s + _SLOW_S
+            self._memory(gpu, out)
 
-    def _memory(self, handle: Any, uuid: str, out: Sink) -> None:
+    def _fields(self, gpu: _Gpu, metrics: Mapping[str, Any], out: Sink) -> None:
+        for name, what in FIELDS.items():
+            if name not in metrics:
+                continue  # a release that has not got it
+            value = value_of(metrics[name], what.bits)
+            if value is None and what.instead is not None:
+                several = metrics.get(what.instead)
+                value = value_of(several[0], what.bits) if isinstance(several, list) and several else None
+            number = gpu.series.get(name)
+            if number is None:
+                entity = f"gpu:{gpu.uuid}" if what.kind == "gpu" else f"pcie:{gpu.bdf}"
+                number = gpu.series[name] = out.series(
+                    entity, what.name, what.unit, what.semantics, incarnation=gpu.life if what.semantics == "cumulative" else None
+                )
+            out.put(number, value, "ok" if value is not None else "unsupported")
+        count = value_of(metrics.get("energy_accumulator"), 64)
+        if gpu.energy_uj is not None and "energy_accumulator" in metrics:
+            number = gpu.series.get("energy")
+            if number is None:
+                number = self._declare(gpu, "energy", f"gpu:{gpu.uuid}", "energy_mj", "mJ", out)
+            out.put(number, None if count is None else count * gpu.energy_uj / 1000, "ok" if count is not None else "unsupported")
+
+    def _memory(self, gpu: _Gpu, out: Sink) -> None:
+        if "memory" in gpu.none:
+            return
+        numbers = [out.series(f"gpu:{gpu.uuid}", f"memory_{n}_bytes", "bytes", "gauge") for n in ("used", "total")]
+        gpu.series |= dict(zip(("memory used", "memory total"), numbers, strict=True))
         before = out.now_ns()
-        numbers = {
-            key: out.series(f"gpu:{uuid}", name, "bytes", "gauge")
-            for key, name in (("vram_used", "memory_used_bytes"), ("vram_total", "memory_total_bytes"))
-        }
         try:
-            told = self._smi.amdsmi_get_gpu_vram_usage(handle)
+            told = self._smi.amdsmi_get_gpu_vram_usage(gpu.handle)
         except Exception as e:
             out.at(before, out.now_ns())
-            out.fail(numbers.values(), self._status(e))
+            status = _status(e)
+            out.fail(numbers, status)
+            if status == "unsupported":
+                gpu.none.add("memory")
             return
         out.at(before, out.now_ns())
-        for key, number in numbers.items():
-            self._put(number, told.get(key), _MIB, out)
+        for key, number in zip(("vram_used", "vram_total"), numbers, strict=True):
+            value = value_of(told.get(key), 32)  # in MiB
+            out.put(number, None if value is None else value * _MIB, "ok" if value is not None else "unsupported")
 
-    def _series(self, field: str, uuid: str, bdf: str, out: Sink) -> int:
-        kind, name, unit, semantics, way, _ = _METRICS[field]
-        entity = f"gpu:{uuid}" if kind == "gpu" else f"pcie:{bdf}"
-        life = self._boot if semantics == "cumulative" else None
-        return out.series(entity, name, unit, semantics, direction=way, incarnation=life)
+    def _declare(
+        self, gpu: _Gpu, key: str, entity: str, name: str, unit: str, out: Sink, *, direction: Direction | None = None
+    ) -> int:  # fmt: skip
+        number = gpu.series[key] = out.series(entity, name, unit, "cumulative", direction=direction, incarnation=gpu.life)
+        return number
 
-    def _put(self, number: int, value: Any, one: int, out: Sink) -> None:
-        if self._real(value):
-            out.put(number, value * one)
-        else:
-            out.put(number, None, "unsupported")
+    def _failed(self, gpu: _Gpu, e: Exception, out: Sink) -> None:
+        status = _status(e)
+        out.fail(gpu.series.values(), status)
+        if not gpu.series:  # it never answered: still a row that says so
+            out.put(out.series(f"gpu:{gpu.uuid}", "throttled", "1", "gauge"), None, status)
+        if status == "lost" and not gpu.lost:
+            gpu.lost = True
+            out.event("device error", f"gpu:{gpu.uuid}: {_words(e)}")
 
-    @staticmethod
-    def _real(value: Any) -> bool:
-        """Whether it is a value, not "N/A" (all ones of the field's width, which the package knows)."""
-        return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
-    def _fail(self, uuid: str, bdf: str, status: Status, out: Sink) -> None:
-        out.fail([self._series(field, uuid, bdf, out) for field in _METRICS], status)
+def _code(e: Exception) -> int | None:
+    ask = getattr(e, "get_error_code", None)
+    try:
+        return int(ask()) if ask is not None else None
+    except (TypeError, ValueError):
+        return None
 
-    @staticmethod
-    def _code(e: Exception) -> int | None:
-        ask = getattr(e, "get_error_code", None)
-        try:
-            return int(ask()) if ask is not None else None
-        except (TypeError, ValueError):
-            return None
 
-    def _status(self, e: Exception) -> Status:
-        return _ERRORS.get(self._code(e) or 0, "error")
+def _status(e: Exception) -> Status:
+    return _ERRORS.get(_code(e) or 0, "error")
+
+
+def _words(e: Exception) -> str:
+    """On one line: the package puts its error codes on two."""
+    return " ".join(str(e).split())
