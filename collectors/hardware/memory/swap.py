@@ -61,7 +61,8 @@ class SwapSource:
                 return found_by_error(e, "a kernel with CONFIG_SWAP")
             swaps = {}
         if not swaps and not zram:
-            return Found("absent", "no swap is in use (one that is added later is looked for)", "nothing: a server is best without")
+            why = "no swap is in use (one that is added later is looked for)"
+            return Found("absent", why, "nothing: a server is best without")
         return Found("ok", sees=f"{len(swaps)} swap area{'s' * (len(swaps) != 1)}, {len(zram)} zram")
 
     def open(self, out: Sink) -> None:
