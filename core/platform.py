@@ -24,6 +24,8 @@ class Node:
     """A place of the platform graph: a device's memory, a compute device, a disk, a process. Null is unknown.
 
     ``kind``: compute, hbm, dram, cxl, nvme, client, proxy, server …; rates are of one direction, in bytes and FLOP a second.
+    ``model``: as the driver or the kernel names it; ``uuid``: of a GPU; ``numa``: NUMA node (that a device hangs on, or that a
+    memory is); ``bdf``: PCI address (0000:17:00.0); ``cores``: CPUs of a socket.
     """
 
     name: str
@@ -33,12 +35,18 @@ class Node:
     capacity_bytes: int | None = None
     memory_bytes_per_s: float | None = None
     flops_per_s: float | None = None
+    model: str | None = None
+    uuid: str | None = None
+    numa: int | None = None
+    bdf: str | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link between two nodes. ``bytes_per_s`` is what one direction carries at most; ``entity`` names the counters that count
-    its bytes (`counters.entity`)."""
+    its bytes (`counters.entity`). ``read_bytes_per_s``, ``write_bytes_per_s``: out of the memory at end ``b`` and into it, where
+    the two are told apart; ``generation``, ``width``: of PCIe; ``source``: who told the figures."""
 
     name: str
     a: str | None = None
@@ -47,14 +55,21 @@ class Link:
     bytes_per_s: float | None = None
     latency_ns: float | None = None
     entity: str | None = None
+    generation: int | None = None
+    width: int | None = None
+    read_bytes_per_s: float | None = None
+    write_bytes_per_s: float | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes and links by name, as far as the manifest tells them."""
+    """Nodes and links by name, as far as the manifest tells them. ``coherent``: groups of nodes (by name) that see each other's
+    memory through their caches."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     links: dict[str, Link] = field(default_factory=dict)
+    coherent: tuple[tuple[str, ...], ...] = ()
 
 
 _T = TypeVar("_T", Node, Link)
@@ -66,12 +81,17 @@ def graph_of(manifest: Manifest) -> Graph:
     return Graph(
         {n.name: n for n in (_read(Node, x) for x in _entries(found, "nodes")) if n is not None},
         {k.name: k for k in (_read(Link, x) for x in _entries(found, "links")) if k is not None},
+        tuple(g for g in (_group(x) for x in _entries(found, "coherent")) if len(g) > 1),
     )
 
 
 def _entries(found: Mapping[str, Any], name: str) -> list[Any]:
     entries = found.get(name)
     return entries if isinstance(entries, list) else []
+
+
+def _group(entry: Any) -> tuple[str, ...]:
+    return tuple(x for x in entry if isinstance(x, str)) if isinstance(entry, list) else ()
 
 
 def _read(kind: type[_T], entry: Any) -> _T | None:

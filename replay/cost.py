@@ -13,6 +13,7 @@ from hoptrace.kv import geometry
 from hoptrace.manifest import Manifest, Server
 from hoptrace.model_catalogue import ASSUMED_MODEL, Model, known_as, load_model
 from hoptrace.platform import load_platform, platforms
+from hoptrace.platform_seen import AS_FOUND, platform_seen
 from hoptrace.replay.costs.fixed import fixed
 from hoptrace.replay.costs.host import mean_host_ns
 from hoptrace.replay.costs.scaled import on_platform
@@ -23,7 +24,7 @@ from hoptrace.stepcost import StepCost, fit
 from hoptrace.stepcost_fit import MIN_STEPS
 from hoptrace.stepcost_roofline import roofline
 
-__all__ = ["ASSUMED_PLATFORM", "FROM_TRACE", "KINDS", "Chosen", "choose", "choose_cost"]
+__all__ = ["ASSUMED_PLATFORM", "FROM_TRACE", "KINDS", "Chosen", "choose", "choose_cost", "not_told"]
 
 KINDS = ("fitted", "file:FILE", "roofline", "table:FILE", "aiconfigurator", "fixed:PREFILL_MS,DECODE_MS")
 ASSUMED_PLATFORM = "h100-sxm-80gb"
@@ -105,10 +106,10 @@ def choose(
         from hoptrace.replay.costs.aiconfigurator import aiconfigurator
 
         chosen, notes = _model(asked)
-        name, said = _platform_name(asked)
+        name, on, said = _platform(asked)
         if fitting:
-            _refuse_what_does_not_fit(chosen, load_platform(name))
-        chosen, room = _with_room(chosen, load_platform(name))
+            _refuse_what_does_not_fit(chosen, on)
+        chosen, room = _with_room(chosen, on)
         cost, how = aiconfigurator(chosen, name)
         return _noted(Chosen(cost, how, chosen, room=room), notes + said)
     if kind == "fixed":
@@ -176,12 +177,15 @@ def _recorded(asked: _Asked) -> Mapping[str, Any]:
     if asked.recorded_on is not None:
         return load_platform(asked.recorded_on)
     found = platform_of(asked.manifest, asked.server) if asked.manifest is not None else None
-    if found is None:
-        raise InputError(
-            "The trace does not say what machine it was recorded on, so its step cost can't be scaled to another.",
-            hint=f"Name it: --recorded-on {' | '.join(platforms())} | FILE.toml. Or --cost roofline --platform {asked.platform}.",
-        )
-    return found
+    if found is not None:
+        return found
+    seen, said = _seen(asked)
+    if seen is None:
+        hint = f"Name it: --recorded-on {' | '.join(platforms())} | FILE.toml. Or --cost roofline --platform {asked.platform}."
+        told = "The trace does not say what machine it was recorded on, so its step cost can't be scaled to another."
+        raise InputError(" ".join((told, *said)), hint=hint)
+    # A step's time hangs on the device, not on the links that were found of it.
+    return load_platform(seen["base"]) if str(seen.get("name")).endswith(AS_FOUND) else seen
 
 
 def _roofline(asked: _Asked) -> Chosen:
@@ -191,8 +195,8 @@ def _roofline(asked: _Asked) -> Chosen:
     if recorded is not None:
         platform: Mapping[str, Any] = recorded
     else:
-        name, said = _platform_name(asked)
-        platform, notes = load_platform(name), notes + said
+        _, platform, said = _platform(asked)
+        notes += said
     if asked.fitting:
         _refuse_what_does_not_fit(server, platform)
     if told:
@@ -252,18 +256,30 @@ def _refuse_what_does_not_fit(server: Server, platform: Mapping[str, Any]) -> No
         )
 
 
-def _platform_name(asked: _Asked) -> tuple[str, tuple[str, ...]]:
-    if asked.platform is not None:
-        return asked.platform, ()
-    if asked.recorded_on is not None:
-        return asked.recorded_on, ()
+def _seen(asked: _Asked) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    return platform_seen(asked.manifest) if asked.manifest is not None else (None, ())
+
+
+def _platform(asked: _Asked) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
+    """The catalogue's name (or the file) of the platform to compute for, its content, and what was taken from where."""
+    if (name := asked.platform or asked.recorded_on) is not None:
+        return name, load_platform(name), ()
+    seen, said = _seen(asked)
+    if seen is not None:
+        return str(seen["base"] if str(seen.get("name")).endswith(AS_FOUND) else seen.get("name")), seen, said
     if asked.from_trace:
-        raise InputError(
-            f"--platform {FROM_TRACE}: the trace does not say what machine it was recorded on.",
-            hint=f"Name it: --platform {' | '.join(platforms())} | FILE.toml.",
-        )
-    said = f"No platform was named and the trace tells none: one {ASSUMED_PLATFORM} is assumed (--platform NAME)."
-    return ASSUMED_PLATFORM, (said,)
+        raise not_told(said)
+    told = " ".join(("No platform was named and the trace tells none:", *said))
+    note = f"{told} one {ASSUMED_PLATFORM} is assumed (--platform NAME)."
+    return ASSUMED_PLATFORM, load_platform(ASSUMED_PLATFORM), (note,)
+
+
+def not_told(said: tuple[str, ...]) -> InputError:
+    """What --platform from-trace says where the machine is not known. ``said``: what the platform graph has, in sentences."""
+    return InputError(
+        " ".join((f"--platform {FROM_TRACE}: the trace does not say what machine it was recorded on.", *said)),
+        hint=f"Name it: --platform {' | '.join(platforms())} | FILE.toml.",
+    )
 
 
 def _model(asked: _Asked) -> tuple[Server, tuple[str, ...]]:

@@ -13,14 +13,16 @@ import polars as pl
 
 from hoptrace.errors import InputError, UsageError
 from hoptrace.manifest import Server
+from hoptrace.platform_seen import platform_seen
 from hoptrace.reader import Trace
 from hoptrace.reconstruct import Steps, steps_of
 from hoptrace.replay.arrivals import Arrivals, arrange, parse_arrivals
 from hoptrace.replay.calibration.use import merged
-from hoptrace.replay.cost import FROM_TRACE, Chosen, choose
+from hoptrace.replay.cost import FROM_TRACE, Chosen, choose, not_told
 from hoptrace.replay.overheads import overheads
 from hoptrace.replay.parent import Parent, observed, one_rank, parent_of
 from hoptrace.replay.planning import CostOf, Planned, RoomOf, plan_of
+from hoptrace.replay.planning.places import NoPlatform
 from hoptrace.replay.policy import Policy, load_policy
 from hoptrace.replay.policy.own import Own, on_top, own_policy
 from hoptrace.replay.several import by_role, seen_as
@@ -112,7 +114,8 @@ def prepare(
     server = ran.server
     # Of a replay: what its transfers go by. Its step cost is that of its own steps.
     named = None if platform == FROM_TRACE else platform
-    paths_of = named or ran.platform
+    seen_on, told_of_it = platform_seen(trace.manifest) if platform == FROM_TRACE else (None, ())
+    paths_of = named or ran.platform or seen_on
     say("reading the workload")
     work = workload(trace)
     asked_work, how_asked = arrange(work if doing is None else workload(doing), doing or trace, arrivals, fast)
@@ -167,7 +170,15 @@ def prepare(
 
     def plan(p: Policy, w: Workload, priced: StepCost | CostOf, on: Server = server, **more: Any) -> Planned:
         more = {"platform": paths_of} | more
-        return plan_of(p, server=on, work=w, costs=priced, overheads=outside, steps=seen.steps, seed=seed, **more)
+        try:
+            found = plan_of(p, server=on, work=w, costs=priced, overheads=outside, steps=seen.steps, seed=seed, **more)
+        except NoPlatform as e:
+            if platform != FROM_TRACE:
+                raise
+            untold = not_told(told_of_it)
+            raise InputError(f"{e} {untold}", hint=untold.hint) from None
+        by_paths = found.sources and seen_on is not None and found.platform is seen_on
+        return replace(found, notes=tuple(dict.fromkeys((*found.notes, *told_of_it)))) if by_paths else found
 
     own = seen_as(plan(ran.policy, own_work, own_costs, room=rooms[0]), ran)
     horizon = None if until_ns is None or not work.n else int(work.arrival_ns[0]) + until_ns

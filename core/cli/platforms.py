@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +18,9 @@ _HEADS = {
 
 
 @click.command("platforms", short_help="List the platforms there are, or print one as TOML.")
-@click.option("--show", metavar="NAME", help="Print this platform (or platform file) as TOML, to start a file of your own from.")
+@click.option(
+    "--show", metavar="NAME", help="Print this platform (or file, or what a trace's machine is) as TOML, for a file of your own."
+)
 @click.option("--kind", type=click.Choice(list(_HEADS)), help="List only this kind.")
 @click.option("--sources", is_flag=True, help="List every figure with its source.")
 @click.option("--keys", is_flag=True, help="List the keys that a platform file may have, with their meaning.")
@@ -35,6 +38,7 @@ def command(show: str | None, kind: str | None, sources: bool, keys: bool, as_js
       hoptrace platforms --kind nic --sources
       hoptrace platforms --keys
       hoptrace platforms --show h100-sxm-80gb > mine.toml
+      hoptrace platforms --show run.trace > found.toml    what `replay --platform from-trace` computes with
       hoptrace report run.trace --platform h100-sxm-80gb
       hoptrace replay run.trace --cost roofline --platform mine.toml -o bound.trace
     """
@@ -44,7 +48,9 @@ def command(show: str | None, kind: str | None, sources: bool, keys: bool, as_js
         _keys(as_json)
         return
     if show is not None:
-        if as_json:
+        if Path(show).is_dir():
+            _of_trace(show, as_json)
+        elif as_json:
             click.echo(json.dumps(component(show), indent=1))
         else:
             click.echo(platform_text(show), nl=False)
@@ -68,6 +74,34 @@ def command(show: str | None, kind: str | None, sources: bool, keys: bool, as_js
                     click.echo(f"    {name}  {figure}: {source}")
     if not sources:
         click.echo("`--show NAME` names the sources of each figure, `--sources` all of them.")
+
+
+def _of_trace(path: str, as_json: bool) -> None:
+    """What --platform from-trace computes with, as a platform file; what was taken from where goes into its comments."""
+    import tomli_w
+
+    from hoptrace.errors import InputError
+    from hoptrace.manifest import Server
+    from hoptrace.platform import platforms
+    from hoptrace.platform_seen import platform_seen
+    from hoptrace.reader import open_trace
+    from hoptrace.roofline import platform_of
+
+    manifest = open_trace(path).manifest
+    servers = manifest.servers or [Server(name="engine")]
+    told = [p for s in servers if (p := platform_of(manifest, s)) is not None]
+    found, said = (told[0], ("Rates of the nodes of the trace's platform graph.",)) if told else platform_seen(manifest)
+    if found is None:
+        raise InputError(
+            " ".join((f"{path} does not say what machine it was recorded on.", *said)),
+            hint=f"There are: {', '.join(platforms())}.",
+        )
+    # A base would bring back what was left out because the machine does not have it.
+    found = {k: v for k, v in found.items() if k != "base"}
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    click.echo("".join(f"# {sentence}\n" for sentence in said) + tomli_w.dumps(found), nl=False)
 
 
 def _line(p: Mapping[str, Any]) -> str:

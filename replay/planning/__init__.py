@@ -5,7 +5,7 @@ Everything that is taken for want of knowledge is said in ``Planned.notes``; wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -91,8 +91,8 @@ class Planned:
                     numbers["batching"].pop(key, None)
                 numbers["kv"].pop("dtype", None)
                 found["split"][name] = _deep(found["split"].get(name, {}), numbers)
-        if isinstance(self.platform, str) and self.plan.ways:
-            found["platform"] = self.platform
+        if isinstance(self.platform, str | Mapping) and self.plan.ways:
+            found["platform"] = self.platform if isinstance(self.platform, str) else dict(self.platform)
         if self.sources:
             found["sources"] = list(self.sources)
         return found
@@ -111,7 +111,7 @@ class _Kind:
     role: Role
     names: tuple[str, ...]
     server: Server
-    platform: str | None
+    platform: str | Mapping[str, Any] | None
     resolved: Resolved
     cost: int
 
@@ -123,7 +123,7 @@ def plan_of(
     work: Workload,
     costs: StepCost | CostOf,
     overheads: Overheads | None = None,
-    platform: str | None = None,
+    platform: str | Mapping[str, Any] | None = None,
     steps: pl.DataFrame | None = None,
     room: RoomOf | None = None,
     seed: int = 0,
@@ -137,7 +137,7 @@ def plan_of(
         server: the trace's own; null: nothing is known of it.
         costs: the step cost, or what gives it for each kind of server.
         overheads: time outside the steps, as measured; null: none.
-        platform: name or file of the platform, for the access paths that the policy gives no link for.
+        platform: name, file or content of the platform, for the access paths that the policy gives no link for.
         steps: the recorded ones, for what [speculation] and [ceilings] take from them.
         room: the KV space of each kind of server, where the trace does not tell its server's; null: it does, or nobody knows.
 
@@ -184,7 +184,8 @@ def plan_of(
     tiers = tiers_of(policy, places)
     handover = handover_of(policy, places, of_engine[-1].server)
     if ways.sources:
-        used = ", ".join(dict.fromkeys(str(k.platform) for k in kinds if isinstance(k.platform, str))) or "the platform given"
+        on = [k.platform.get("name") if isinstance(k.platform, Mapping) else k.platform for k in kinds]
+        used = ", ".join(dict.fromkeys(str(name) for name in on if name)) or "the platform given"
         notes.append(f"Transfers go by the catalogue's figures of {used}; their sources are in the manifest.")
     told = policy.kv.block_size_tokens or own.block_size_tokens
     if not told and any(w.per_block_ns for w in ways.ways) and any(k.resolved.block_size_tokens == 1 for k in kinds):
@@ -249,7 +250,7 @@ def _kind(
     parts: ServerParts,
     costs: StepCost | CostOf,
     room: RoomOf | None,
-    platform: str | None,
+    platform: str | Mapping[str, Any] | None,
     priced: list[StepCost],
     notes: list[str],
 ) -> _Kind:

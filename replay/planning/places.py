@@ -203,8 +203,12 @@ def _machine(places: Places, tier: Tier, engine: int) -> Machine:
     return machine
 
 
-def _no_link(what: str) -> InputError:
-    return InputError(
+class NoPlatform(InputError):
+    """Something names no link, and there is no platform whose access paths could tell one."""
+
+
+def _no_link(what: str) -> NoPlatform:
+    return NoPlatform(
         f"{what} names no link, and no platform is given that tells one.",
         hint="Name one of [links] in it, or give --platform.",
     )

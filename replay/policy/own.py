@@ -27,7 +27,8 @@ _NAME = "as-recorded"
 
 @dataclass(frozen=True)
 class Own:
-    """``policy``: what the trace ran under, over ``server``; ``platform``: of its access paths, null where it needs none.
+    """``policy``: what the trace ran under, over ``server``; ``platform``: of its access paths (name, file, or what a file says),
+    null where it needs none.
 
     Of a recording with several servers: ``names`` in the order of a plan's engines, ``roles`` by name where they do not all
     do the same, ``notes``: what was taken for want of knowledge.
@@ -35,7 +36,7 @@ class Own:
 
     policy: Policy
     server: Server
-    platform: str | None = None
+    platform: str | Mapping[str, Any] | None = None
     names: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -64,7 +65,7 @@ def own_policy(manifest: Manifest, recorded: Trace | None = None) -> Own:
         first.name = "engine" if policy.split is not None else first.name.removesuffix("-0") or "engine"
     first.config.pop("role", None)
     platform = said.get("platform")
-    return Own(policy, first, platform if isinstance(platform, str) else None)
+    return Own(policy, first, platform if isinstance(platform, str | Mapping) else None)
 
 
 def _several(found: Several) -> Own:
