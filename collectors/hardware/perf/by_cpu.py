@@ -13,6 +13,8 @@ from hoptrace.collectors.hardware.source import Found, Pace, Roots
 
 __all__ = ["CpuTracepoints", "cpus_of"]
 
+_MOST = 8192  # NR_CPUS of the largest kernels
+
 
 class CpuTracepoints:
     """``cpu:N``, and their sum ``cpu``. Not the server's alone: the machine's.
@@ -98,9 +100,9 @@ def cpus_of(text: str) -> list[int]:
     """CPUs of a list as in Documentation/admin-guide/cputopology.rst (0-3,8); never empty."""
     found: list[int] = []
     for part in text.split(","):
-        low, _, high = part.strip().partition("-")
-        if low.isdigit() and (high.isdigit() or not high):
-            found += range(int(low), int(high or low) + 1)
+        low, dash, high = part.strip().partition("-")
+        if low.isdigit() and (high.isdigit() if dash else True):
+            found += range(int(low), min(int(high or low), int(low) + _MOST) + 1)
     return found or [0]
 
 

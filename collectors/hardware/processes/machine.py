@@ -16,7 +16,7 @@ from hoptrace.collectors.hardware.pressure import pressure_totals
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, status_of
 
-__all__ = ["CpuSource", "PressureSource"]
+__all__ = ["CpuSource", "PressureSource", "cpu_ticks"]
 
 _FIELDS = tuple(f"{kind}_ns" for kind in procfs.CPU_FIELDS)
 _EACH_EVERY_NS = 1_000_000_000
@@ -66,9 +66,12 @@ class CpuSource:
         after = out.now_ns()
         out.at(before, after)
         end = data.find(b"\n")
-        words = data[:end].split()
-        for number, word in zip(self._all, words[1 : 1 + len(_FIELDS)], strict=False):
-            out.put(number, int(word) * procfs.TICK_NS)
+        times = cpu_ticks(data[:end])
+        if times is None:
+            out.fail(self._all, "error")
+        else:
+            for number, ticks in zip(self._all, times, strict=False):
+                out.put(number, ticks * procfs.TICK_NS)
         for key, number in self._totals:
             if (n := stat.total(data, key)) is not None:
                 out.put(number, n)
@@ -84,10 +87,15 @@ class CpuSource:
         cpus = 0
         while data.startswith(b"cpu", at):
             end = data.find(b"\n", at)
-            words = data[at:end].split()
-            entity = f"cpu:{words[0][3:].decode()}"
+            end = end if end >= 0 else len(data)
+            line = data[at:end]
+            at = end + 1
+            times = cpu_ticks(line)
+            if times is None or len(times) < len(_FIELDS):
+                continue
+            entity = f"cpu:{line[3 : line.find(b' ')].decode()}"
             # user with nice, system with interrupts: what a per-CPU view is looked at for.
-            user, nice, system, idle, _, irq, softirq, steal = (int(w) for w in words[1:9])
+            user, nice, system, idle, _, irq, softirq, steal = times[: len(_FIELDS)]
             for name, ticks in (
                 ("user_ns", user + nice),
                 ("system_ns", system + irq + softirq),
@@ -97,8 +105,15 @@ class CpuSource:
                 number = out.series(entity, name, "ns", "cumulative", incarnation=self._boot, width_bits=64)
                 out.put(number, ticks * procfs.TICK_NS)
             cpus += 1
-            at = end + 1
         out.put(self._cpus, cpus)
+
+
+def cpu_ticks(line: bytes) -> list[int] | None:
+    """The times of a line of /proc/stat that tells of CPUs, in ticks, as many as there are; null if it is no such line."""
+    words = line.split()
+    if len(words) < 5 or not words[0].startswith(b"cpu") or not all(w.isdigit() for w in words[1:]):
+        return None
+    return [int(w) for w in words[1:]]
 
 
 class PressureSource:
