@@ -31,7 +31,7 @@ def sources(asked: Asked) -> Iterator[Source]:
     nvml = library(asked.roots)
     if nvml is None:
         yield Nothing(
-            Found("absent", "NVML tells of this machine, and the trees are another's", "run hoptrace on the host"), None
+            Found("unsupported", "NVML tells of this machine, and the trees are another's", "run hoptrace on the host"), None
         )
         return
     found = nvml.start()
