@@ -10,7 +10,7 @@ __all__ = ["Nothing"]
 
 
 class Nothing:
-    """A driver that is loaded later is told of as an event; its GPUs are recorded by the next capture: each has sources of its own,
+    """A driver that is loaded later is told of as an event; its GPUs are recorded by the next capture: each has its own sources,
     which are listed at the start."""
 
     name = "nvml"

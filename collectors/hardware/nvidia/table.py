@@ -113,7 +113,7 @@ _RENUMBERED = (580, 82)
 
 def throttle_times(driver: tuple[int, ...] | None) -> tuple[Field, ...]:
     """Time at reduced clocks by reason, whose ids have moved: 251 to 253 up to driver 580.65, 269 to 271 from 580.82 on, where
-    the old ids mean settings of power smoothing (nvidia-ml-py 13.580.65 against 13.580.82). None where the driver is not known."""
+    the old ids mean settings of power smoothing (nvidia-ml-py 13.580.65 against 13.580.82). None for a driver not known."""
     if driver is None:
         return ()
     first = 269 if driver >= _RENUMBERED else 251
