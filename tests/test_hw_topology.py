@@ -13,7 +13,7 @@ from support.guests import copied, guest, roots_of
 
 from hoptrace.collectors.hardware.source import Roots
 from hoptrace.collectors.hardware.topology.discover import discover, merged
-from hoptrace.collectors.hardware.topology.memory import cpu_list, cxl_nodes
+from hoptrace.collectors.hardware.topology.memory import cpu_list, cxl_nodes, memory_graph
 from hoptrace.collectors.hardware.topology.pci import link_bytes_per_s, pci_devices
 from hoptrace.collectors.hardware.topology.text import graph_text
 from hoptrace.collectors.hardware.topology.topo_text import as_graph, topo_of
@@ -208,3 +208,31 @@ def test_trees_of_hwloc_s_tests(name: str, tmp_path: Path) -> None:
         assert sorted(n["numa"] for n in nodes.values() if "numa" in n) == [0, 1, 2, 4, 6, 8, 9]
         link = next(k for k in graph["links"] if k["b"] == "dram2")
         assert link["read_bytes_per_s"] == 10_000 * 10**6 and "latency_ns" not in link, "0 ns is an entry that is not there"
+
+
+@pytest.mark.parametrize(
+    ("whole_kib", "blocks", "states", "want"),
+    [
+        (6_121_244, 192, "online", 6_121_244 * 1024),  # they agree
+        (24_683_652, 189, "online", 189 << 27),  # memory that was added while running: the node's own file has not got it
+        (24_683_652, 189, "offline", None),
+        (24_683_652, 60, "online", None),
+    ],
+)
+def test_a_node_whose_file_lacks_memory_of_the_machine(
+    tmp_path: Path, whole_kib: int, blocks: int, states: str, want: int | None
+) -> None:
+    node = tmp_path / "sys/devices/system/node/node0"
+    node.mkdir(parents=True)
+    (node.parent / "online").write_text("0\n")
+    (node / "cpulist").write_text("0-1\n")
+    (node / "meminfo").write_text("Node 0 MemTotal:        6121244 kB\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal:       {whole_kib} kB\n")
+    (tmp_path / "sys/devices/system/memory").mkdir()
+    (tmp_path / "sys/devices/system/memory/block_size_bytes").write_text("8000000\n")
+    for i in range(blocks):
+        (node / f"memory{i}").mkdir()
+        (node / f"memory{i}/state").write_text(f"{states}\n")
+    nodes, _ = memory_graph(Roots(proc=tmp_path / "proc", sys=tmp_path / "sys"))
+    assert next(n for n in nodes if n["name"] == "dram0").get("capacity_bytes") == want
