@@ -80,8 +80,8 @@ def _sizes(roots: Roots, numbers: list[int]) -> dict[int, int | None]:
         n: sum(1 for p in _entries(base / f"node{n}") if _BLOCK.fullmatch(p.name) and _is_online(p)) * each for n in numbers
     }
     # Blocks hold what the kernel keeps for itself too.
-    fits = whole <= sum(blocks.values()) * each <= whole * (1 + 2 * _APART)
-    return {n: (b * each if fits else None) for n, b in blocks.items()}
+    fits = whole <= sum(blocks.values()) <= whole * (1 + 2 * _APART)
+    return {n: (b if fits else None) for n, b in blocks.items()}
 
 
 def _total(path: Path) -> int | None:
