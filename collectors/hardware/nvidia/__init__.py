@@ -30,27 +30,30 @@ def sources(asked: Asked) -> Iterator[Source]:
 
     nvml = library(asked.roots)
     if nvml is None:
-        yield Nothing(
-            Found("unsupported", "NVML tells of this machine, and the trees are another's", "run hoptrace on the host"), None
-        )
+        yield Nothing(Found("unsupported", "NVML tells of this machine, and the trees are another's", "run hoptrace on the host"))
         return
     found = nvml.start()
     if not found.available:
-        if not any(d.kind == "gpu" and d.vendor == _NVIDIA for d in pci_devices(asked.roots)):
+        # Without a driver nobody knows more than the bus tells; a driver that answers has GPUs, on a bus or not (WSL).
+        if found.status == "absent" and not any(d.kind == "gpu" and d.vendor == _NVIDIA for d in pci_devices(asked.roots)):
             found = Found(found.status, f"no NVIDIA GPU is on the PCI bus; {found.reason}", f"such a GPU, and: {found.remedy}")
-        yield Nothing(found, nvml)
+        yield Nothing(found, nvml.start)
         return
     try:
         listed = gpus(nvml)
     except NvmlError as e:
-        yield Nothing(found_by_code(e), nvml)
+        yield Nothing(found_by_code(e))
         return
-    if not listed:
-        yield Nothing(Found("absent", "the driver sees no GPU", "give this machine or container a GPU"), nvml)
+    if not listed.found and not listed.silent:
+        yield Nothing(Found("absent", "the driver sees no GPU", "give this machine or container a GPU"))
+        return
+    for index, error in listed.silent.items():
+        yield Nothing(found_by_code(error), name=f"nvml-{index}")
+    if not listed.found:
         return
     boot = procfs.boot_id(asked.roots.proc)[:8]
     owners = Owners(asked.servers, asked.roots.proc)
-    seats = [Seat(nvml, gpu, boot) for gpu in listed]
+    seats = [Seat(nvml, gpu, boot) for gpu in listed.found]
     for seat in seats:
         yield CountersSource(seat)
         yield StateSource(seat, owners)

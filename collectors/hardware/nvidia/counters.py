@@ -55,7 +55,7 @@ class CountersSource(PerGpu):
             now = out.now_ns()
             out.at(now, now)
             self._batch.read(handle, out)
-            if not any(self._batch.there(f.name) for f in LINK_BYTES):
+            if not self._batch.there(LINK_BYTES):
                 slots += link_slots(LINK_BYTES, self._gpu.uuid, [ALL_LINKS])
                 self._batch = Batch(self._nvml, slots, self._seat.incarnation)
 
@@ -79,9 +79,7 @@ class CountersSource(PerGpu):
 
     def _warn(self, now_s: float, out: Sink) -> None:
         """Told once, when two readings were so far apart that a byte counter can have gone round in between."""
-        counted = [
-            s for s in self._batch.there(PCIE_BYTES[0].name) if s.field.of == "pcie" and s.width is not None and s.width < 64
-        ]
+        counted = [s for s in self._batch.there(PCIE_BYTES) if s.width is not None and s.width < 64]
         if not counted or self._last_s is None or not self._pcie_bytes_per_s:
             return
         rate, range_bytes = self._pcie_bytes_per_s, 1 << (counted[0].width or 32)

@@ -110,9 +110,9 @@ class Batch:
         """Series that have been declared."""
         return [s.number for s in self.slots if s.number is not None]
 
-    def there(self, name: str) -> list[Slot]:
-        """Slots of this name that the last read had a value of."""
-        return [s for s in self.slots if s.field.name == name and s.kind is not None and not s.again_s]
+    def there(self, fields: Sequence[Field]) -> list[Slot]:
+        """Slots of these fields that the last read had a value of."""
+        return [s for s in self.slots if s.field in fields and s.kind is not None and not s.again_s]
 
     def read(self, handle: Any, out: Sink) -> None:
         """One call for all. NvmlError if it fails, or if a field says that the GPU is gone."""

@@ -50,6 +50,7 @@ class GpmSource(PerGpu):
         if gpu.bdf:
             self._places["pcie"] = f"pcie:{gpu.bdf}"
         self._samples: list[Any] = []
+        self._of_start = -1
         self._taken_s: list[float] = []
         self._ids: list[int] = []
         self._lacking: set[int] = set()
@@ -63,15 +64,17 @@ class GpmSource(PerGpu):
         return Found("ok")
 
     def _begin(self, handle: Any, out: Sink) -> None:
-        if not self._samples:  # two buffers for the GPU's whole time: what a lost GPU's session held is not freed
-            self._samples = [self._nvml.call("nvmlGpmSampleAlloc") for _ in range(2)]
-        self._taken_s, self._lacking = [], set()
+        self._lacking = set()
         self._ids = [*_RATIOS, *(m for m, (place, _, _) in _RATES.items() if place in self._places)]
         self._get = self._nvml.module.c_nvmlGpmMetricsGet_t()
         self._get.version = self._nvml.constant("NVML_GPM_METRICS_GET_VERSION", 1)
 
     def _read(self, handle: Any, out: Sink) -> None:
         now_s = time.monotonic()
+        if self._of_start != self._nvml.generation:
+            # Buffers of a start of the library that is over are not freed: whether they may be nvml.h does not say.
+            self._samples = [self._nvml.call("nvmlGpmSampleAlloc") for _ in range(2)]
+            self._of_start, self._taken_s = self._nvml.generation, []
         if self._taken_s and now_s - self._taken_s[-1] <= _LEAST_S:
             return
         before = out.now_ns()
@@ -112,6 +115,7 @@ class GpmSource(PerGpu):
         told = None if code or not math.isfinite(value) or value < 0 else value
         if told is None and status == "ok":
             status = "error"
+            out.drop("metrics without a value (no number, or below zero)")
         if number in _RATIOS:
             # A mean over the window; equal ones are a rate's, each says something new.
             ratio = None if told is None else told / 100

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoptrace.collectors.hardware.nvidia.errors import NvmlError
-from hoptrace.collectors.hardware.nvidia.library import Nvml
+from hoptrace.collectors.hardware.nvidia.library import Nvml, within
 from hoptrace.collectors.hardware.scraped.meaning import pci_address
 
-__all__ = ["Gpu", "gpus", "handle_of"]
+__all__ = ["Gpu", "Listed", "gpus", "handle_of"]
+
+_HANGS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,36 @@ class Gpu:
         return f"gpu:{self.uuid}"
 
 
-def gpus(nvml: Nvml) -> list[Gpu]:
-    """All that answer. NvmlError if not even their number is told."""
-    found = []
-    with nvml.using("list"):
-        for index in range(int(nvml.call("nvmlDeviceGetCount"))):
-            try:
-                handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
-                uuid = _text(nvml.call("nvmlDeviceGetUUID", handle))
-                name = _text(nvml.call("nvmlDeviceGetName", handle))
-            except NvmlError:
-                continue  # it has fallen off the bus
-            try:
-                bdf = pci_address(_text(nvml.call("nvmlDeviceGetPciInfo_v3", handle).busId))
-            except NvmlError:
-                bdf = None
-            found.append(Gpu(index, uuid, name, bdf))
-    return found
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """``found``: those that answer. ``silent``: by index, those that the driver counts and that don't: why."""
+
+    found: list[Gpu]
+    silent: dict[int, NvmlError]
+
+
+def gpus(nvml: Nvml) -> Listed:
+    """All that the driver counts. NvmlError if not even their number is told."""
+    found: list[Gpu] = []
+    silent: dict[int, NvmlError] = {}
+    for index in range(int(within(_HANGS_S, "nvmlDeviceGetCount", lambda: nvml.call("nvmlDeviceGetCount")))):
+        try:
+            found.append(within(_HANGS_S, f"GPU {index}", lambda index=index: _one(nvml, index)))  # type: ignore[misc]
+        except NvmlError as e:
+            silent[index] = e
+    return Listed(found, silent)
+
+
+def _one(nvml: Nvml, index: int) -> Gpu:
+    with nvml.using(f"list {index}"):
+        handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
+        uuid = _text(nvml.call("nvmlDeviceGetUUID", handle))
+        name = _text(nvml.call("nvmlDeviceGetName", handle))
+        try:
+            bdf = pci_address(_text(nvml.call("nvmlDeviceGetPciInfo_v3", handle).busId))
+        except NvmlError:
+            bdf = None
+        return Gpu(index, uuid, name, bdf)
 
 
 def handle_of(nvml: Nvml, uuid: str) -> Any:

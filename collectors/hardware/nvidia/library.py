@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from hoptrace.collectors.hardware.nvidia.errors import NO_FUNCTION, UNKNOWN, NvmlError, found_by_code
 from hoptrace.collectors.hardware.source import Found, Roots
 
-__all__ = ["Nvml", "library"]
+__all__ = ["Nvml", "library", "within"]
+
+_T = TypeVar("_T")
 
 _START_S, _RESTART_S, _QUIET_S = 20.0, 5.0, 1.0
 _PACKAGE = "pip install 'hoptrace[nvidia]'"
@@ -51,7 +53,7 @@ class Nvml:
                 except OSError as e:
                     return Found("absent", f"{self._path} can't be loaded: {e}", "name the driver's libnvidia-ml.so.1")
             try:
-                _within(_START_S, self._initialise)
+                within(_START_S, "nvmlInit", self._initialise)
             except NvmlError as e:
                 return found_by_code(e)
             self.generation = 1
@@ -128,7 +130,7 @@ class Nvml:
         try:
             if not quiet:
                 return False
-            _within(_RESTART_S, self._again)
+            within(_RESTART_S, "nvmlInit", self._again)
             self.generation += 1
             return True
         except NvmlError:
@@ -151,23 +153,25 @@ class Nvml:
         self._initialise()
 
 
-def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Do it in a thread that is left behind if it hangs: calls on a lost GPU may never return."""
+def within(seconds: float, what: str, work: Callable[[], _T]) -> _T:
+    """What it gives, from a thread that is left behind if it hangs: calls on a lost GPU may never return. NvmlError 999 then."""
     failed: list[Exception] = []
+    given: list[_T] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            work()
+            given.append(work())
         except Exception as e:  # handed over to the caller
             failed.append(e)
         done.set()
 
     threading.Thread(target=run, name="hoptrace-nvml", daemon=True).start()
     if not done.wait(seconds):
-        raise NvmlError(UNKNOWN, "nvmlInit", f"it did not return within {seconds:g} s")
+        raise NvmlError(UNKNOWN, what, f"it did not return within {seconds:g} s")
     if failed:
         raise failed[0]
+    return given[0]
 
 
 _LOADED: dict[str | None, Nvml] = {}

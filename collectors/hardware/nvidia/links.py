@@ -11,8 +11,8 @@ from hoptrace.collectors.hardware.nvidia.table import LINK_COUNT
 
 __all__ = ["field_value", "nvlinks", "pcie_bytes_per_s"]
 
-_MOST_LINKS = 36
-"""NVML_NVLINK_MAX_LINKS of nvml.h 13.5; 18 until Blackwell."""
+_MOST_LINKS = 72
+"""Metrics of nvidia-ml-py 13.615 go up to link 71; NVML_NVLINK_MAX_LINKS is 36 there, and 18 until Blackwell."""
 _BEFORE_COUNT = 18
 # PCI Express base specification: GT/s by encoding (8b/10b, 128b/130b, 242/256 in flits), over 8 bits.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

@@ -6,13 +6,16 @@ import time
 from typing import Any
 
 from hoptrace.collectors.hardware.nvidia.errors import GONE, MISMATCH, NvmlError, found_by_code
+from hoptrace.collectors.hardware.nvidia.library import within
 from hoptrace.collectors.hardware.nvidia.seat import Seat
-from hoptrace.collectors.hardware.sink import Direction, Semantics, Sink, Status
+from hoptrace.collectors.hardware.sink import ALL_ONES, Direction, Semantics, Sink, Status
 from hoptrace.collectors.hardware.source import Found, Pace
 
 __all__ = ["PerGpu"]
 
-_AGAIN_S = 3600.0
+_AGAIN_S, _HANGS_S = 3600.0, 5.0
+_BLANK = (0xFFFFFFFF, ALL_ONES)
+"""NVML_VALUE_NOT_AVAILABLE of unsigned numbers: (unsigned) -1."""
 
 
 class PerGpu:
@@ -30,12 +33,11 @@ class PerGpu:
         self._without: dict[str, tuple[float, Status]] = {}
         self._said: dict[int, Status] = {}
         self._told_gone = False
+        self._blanks = 0
 
     def probe(self) -> Found:
         try:
-            handle = self._seat.take(self.name)
-            with self._nvml.using(self.name):
-                return self._found(handle)
+            return within(_HANGS_S, self._gpu.entity, self._probed)
         except NvmlError as e:
             return found_by_code(e)
 
@@ -49,6 +51,8 @@ class PerGpu:
             return
         try:
             with self._nvml.using(self.name):
+                if self._seat.stale:
+                    return  # started anew between the two lines: the handle is an old one
                 if self._lives != self._seat.lives:
                     self._numbers.clear()
                     self._said.clear()
@@ -56,6 +60,9 @@ class PerGpu:
                     self._lives = self._seat.lives
                 self._read(handle, out)
             self._told_gone = False
+            if self._blanks:
+                out.drop("answers without a value (all ones)", self._blanks)
+                self._blanks = 0
         except NvmlError as e:
             if not self._seat.lose(e, out):
                 raise
@@ -64,6 +71,11 @@ class PerGpu:
     def close(self) -> None:
         # Nothing is shut down: a call on a lost GPU may hang in another thread, and the process ends soon.
         return None
+
+    def _probed(self) -> Found:
+        handle = self._seat.take(self.name)
+        with self._nvml.using(self.name):
+            return self._found(handle)
 
     # -- for the sources ------------------------------------------------------------------------------------------------
 
@@ -95,7 +107,11 @@ class PerGpu:
                 return None, known[1]
             del self._without[key]
         try:
-            return self._nvml.call(name, handle, *more), "ok"
+            told = self._nvml.call(name, handle, *more)
+            if isinstance(told, int) and told in _BLANK:
+                self._blanks += 1
+                return None, "unsupported"
+            return told, "ok"
         except NvmlError as e:
             if e.code in GONE or e.code == MISMATCH:
                 raise

@@ -40,6 +40,11 @@ class Seat:
         return f"{self.gpu.entity} ({self.gpu.name}, {self.gpu.bdf or 'no PCI address'})"
 
     @property
+    def stale(self) -> bool:
+        """Whether the library was started anew since the handle was taken."""
+        return self._generation != self.nvml.generation
+
+    @property
     def incarnation(self) -> str:
         """Of counters: boot, driver, and how often this GPU has come back."""
         return f"{self.boot}/{self.nvml.driver}/{self.lives}"
@@ -47,7 +52,7 @@ class Seat:
     def take(self, who: str) -> Any:
         """The handle for calls, of the library's present start. NvmlError."""
         with self._state:
-            if self._generation != self.nvml.generation:
+            if self.stale:
                 with self.nvml.using(f"{who} (handle)"):
                     self._handle = handle_of(self.nvml, self.gpu.uuid)
                     self._generation = self.nvml.generation

@@ -5,6 +5,7 @@ Tested here against a compiled stub of the library only: no GPU was lent to this
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hoptrace.collectors.hardware.nvidia.fields import Batch, Slot, link_slots
@@ -89,6 +90,7 @@ class StateSource(PerGpu):
         gpu = self._gpu
         before = out.now_ns()
         running, why = self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+        drawing, _ = self._ask("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
         out.at(before, out.now_ns())
         if running is None:
             self._put(out, gpu.entity, "other_processes", "processes", None, why)
@@ -96,9 +98,12 @@ class StateSource(PerGpu):
         starts = self._owners.starts()
         present: dict[int, int] = {}
         others: list[int | None] = []
-        for process in running:
-            pid, used = int(process.pid), process.usedGpuMemory
-            value = None if used is None else int(used)
+        used = self._by_process(running)
+        # One that computes through Vulkan is listed as one that draws; one that does both is listed twice, with the same memory.
+        used = self._by_process(drawing or ()) | used
+        for pid, value in used.items():
+            if value is None:
+                out.drop("memory of processes without a value (all ones)")
             if (start := starts.get(pid)) is None:
                 others.append(value)
                 continue
@@ -112,6 +117,17 @@ class StateSource(PerGpu):
         total = sum(known) if len(known) == len(others) else None
         self._put(out, gpu.entity, "other_processes", "processes", len(others))
         self._put(out, gpu.entity, "other_processes_memory_bytes", "bytes", total, "absent")
+
+    @staticmethod
+    def _by_process(listed: Iterable[Any]) -> dict[int, int | None]:
+        """Bytes by process number. In several instances of a GPU (MIG) one has several entries: their sum, null if one is not
+        told."""
+        bytes_of: dict[int, int | None] = {}
+        for process in listed:
+            pid, more = int(process.pid), process.usedGpuMemory
+            before = bytes_of.get(pid, 0)
+            bytes_of[pid] = None if more is None or before is None else before + int(more)
+        return bytes_of
 
     def _of_process(self, out: Sink, pid: int, start: int, value: int | None, why: Status) -> None:
         incarnation = f"{self._seat.boot}/{start}/{self._gpu.uuid}"

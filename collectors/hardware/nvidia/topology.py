@@ -11,7 +11,7 @@ from typing import Any
 
 from hoptrace.collectors.hardware.nvidia.errors import NvmlError
 from hoptrace.collectors.hardware.nvidia.gpus import Gpu, gpus, handle_of
-from hoptrace.collectors.hardware.nvidia.library import Nvml, library
+from hoptrace.collectors.hardware.nvidia.library import Nvml, library, within
 from hoptrace.collectors.hardware.nvidia.links import field_value, nvlinks
 from hoptrace.collectors.hardware.scraped.meaning import pci_address
 from hoptrace.collectors.hardware.source import Roots
@@ -30,6 +30,7 @@ _PEERS = {
 """nvmlGpuP2PStatus_t."""
 _P2P_READ, _P2P_NVLINK = 0, 2
 _NODE_WORDS, _SCOPE_NODE = 16, 0
+_HANGS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,21 @@ def joined(roots: Roots) -> list[GpuLinks]:
     if nvml is None or not nvml.start().available:
         return []
     try:
-        found = gpus(nvml)
+        found = gpus(nvml).found
     except NvmlError:
         return []
     out = []
     for gpu in found:
         try:
-            with nvml.using("topology"):
-                out.append(_one(nvml, gpu, found))
+            out.append(within(_HANGS_S, gpu.entity, lambda gpu=gpu: _told(nvml, gpu, found)))  # type: ignore[misc]
         except NvmlError:
             continue
     return out
+
+
+def _told(nvml: Nvml, gpu: Gpu, every: list[Gpu]) -> GpuLinks:
+    with nvml.using(f"topology of {gpu.entity}"):
+        return _one(nvml, gpu, every)
 
 
 def _one(nvml: Nvml, gpu: Gpu, every: list[Gpu]) -> GpuLinks:
