@@ -11,7 +11,7 @@ from typing import Any
 from support.memory import MemoryTrace
 
 from hoptrace.analysis.moves.ledger import ledger
-from hoptrace.analysis.moves.tiering import tier_pages, tier_says
+from hoptrace.analysis.moves.tiering import switched_off, tier_pages, tier_says
 
 S = 1_000_000_000
 
@@ -61,3 +61,19 @@ def test_restarts_page_size_and_silence() -> None:
     assert tier_pages(MemoryTrace({})) == [] and tier_says([]) == []
     denied = pages("node:3", "pgdemote_kswapd", 7, 9, status="denied")
     assert tier_pages(MemoryTrace({"counters": denied})) == []
+
+
+def test_a_kernel_that_may_move_nothing() -> None:
+    def switch(name: str, *values: int) -> list[dict[str, Any]]:
+        return [r | {"unit": "1", "semantics": "gauge"} for r in pages("memory", name, *values)]
+
+    still = pages("node:3", "pgdemote_kswapd", 7, 7)
+    off = MemoryTrace({"counters": [*still, *switch("demotion_enabled", 0, 0), *switch("numa_balancing", 1)]})
+    assert switched_off(off) == ("demotion", "promotion"), "balancing between nodes (1) is not promotion between tiers (2)"
+    assert tier_says(tier_pages(off), switched_off(off)) == [
+        "The kernel moved no page between memory tiers: demotion and promotion were switched off."
+    ]
+    half = MemoryTrace({"counters": [*still, *switch("demotion_enabled", 0, 1), *switch("numa_balancing", 0)]})
+    assert tier_says(tier_pages(half), switched_off(half))[0].endswith("tiers: promotion was switched off.")
+    assert switched_off(MemoryTrace({"counters": still})) == switched_off(MemoryTrace({})) == ()
+    assert ledger(off).as_dict()["tiering_off"] == ["demotion", "promotion"]

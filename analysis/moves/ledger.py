@@ -25,7 +25,7 @@ from hoptrace.analysis.moves.ledger_rows import SUMS, known_sum, memory_rows, mo
 from hoptrace.analysis.moves.ledger_size import Amplification, amplification
 from hoptrace.analysis.moves.movecover import blind
 from hoptrace.analysis.moves.stepcover import StepCover, step_cover
-from hoptrace.analysis.moves.tiering import TierPages, tier_pages
+from hoptrace.analysis.moves.tiering import TierPages, switched_off, tier_pages
 from hoptrace.analysis.query import query
 from hoptrace.analysis.term import sql_of
 from hoptrace.analysis.text import counted
@@ -63,6 +63,7 @@ class Ledger:
         geometry: the KV of a token on each server.
         residency: law 2, from the events of KV blocks.
         tier_pages: what the kernel moved between memory nodes by itself, beside all moves.
+        tiering_off: what of that was switched off.
         unseen: what the ledger cannot show, in sentences. notes: what a reader should know of the figures.
     """
 
@@ -84,6 +85,7 @@ class Ledger:
     residency: Residency = field(default_factory=lambda: Residency([], [], []))
     notes: list[str] = field(default_factory=list)
     tier_pages: list[TierPages] = field(default_factory=list)
+    tiering_off: tuple[str, ...] = ()
 
     def is_bound(self, row: Mapping[str, Any]) -> bool:
         """Whether the bytes of a row of ``rows`` are a lower bound: moves that do not say theirs or were not all recorded, or
@@ -188,6 +190,7 @@ class Ledger:
             "link_use": [u.as_dict() for u in self.link_uses],
             "elsewhere": self.elsewhere,
             "tier_pages": [t.as_dict() for t in self.tier_pages],
+            "tiering_off": list(self.tiering_off),
             "reuse": self.reuse.as_dict(),
             "engine_rates": [r.as_dict() for r in self.engine_rates],
             "upkeep": None if self.upkeep is None else self.upkeep.as_dict(),
@@ -286,6 +289,7 @@ def ledger(trace: Trace, *, steps: StepSource | Steps | None = None, curve: bool
         residency=resident,
         notes=[c.says for c in resident.checks if not c.holds] + elsewhere,
         tier_pages=tier_pages(trace),
+        tiering_off=switched_off(trace),
     )
 
 

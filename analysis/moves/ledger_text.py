@@ -32,7 +32,7 @@ def blocks(book: Ledger, *, full: bool = False) -> list[RenderableType]:
     if full:
         out += [Text(line) for line in _assumed(book)]
         out += links(book.link_uses)
-        out += [Text(line) for line in tier_says(book.tier_pages)]
+        out += [Text(line) for line in tier_says(book.tier_pages, book.tiering_off)]
     out += [Text(line, style="yellow") for line in _odd(book)]
     out += [Text(line) for line in (_reuse(book, full=full))]
     out += [Text(line) for line in _reusable(book, full=full)]

@@ -12,9 +12,12 @@ from hoptrace.analysis.query import query
 from hoptrace.analysis.text import bytes_text, counted
 from hoptrace.reader import Trace
 
-__all__ = ["TierPages", "tier_pages", "tier_says"]
+__all__ = ["TierPages", "switched_off", "tier_pages", "tier_says"]
 
 _PAGE = 4096
+_SWITCHES = {"demotion_enabled": ("demotion", 1), "numa_balancing": ("promotion", 2)}
+"""Gauge of entity `memory` → what it lets the kernel do, and the bit that does (sysfs-kernel-mm-numa; admin-guide/sysctl/kernel.rst,
+NUMA_BALANCING_MEMORY_TIERING)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,25 @@ def tier_pages(trace: Trace) -> list[TierPages]:
     return [TierPages(r["host"], r["entity"], r["direction"], r["name"], int(r["pages"]), size, basis) for r in rows]
 
 
-def tier_says(found: list[TierPages]) -> list[str]:
-    """In sentences: what each node received and gave up; in one where nothing moved."""
+def switched_off(trace: Trace) -> tuple[str, ...]:
+    """What the kernel might not do while this was recorded (demotion, promotion): its switch was read, and never on."""
+    if not trace.has("counters"):
+        return ()
+    rows = trace.table("counters").filter(pl.col("name").is_in(_SWITCHES) & (pl.col("entity") == "memory"))
+    read = rows.select("name", "value_int").drop_nulls().unique().collect(engine="streaming").rows()
+    seen = {name for name, _ in read}
+    on = {name for name, value in read if int(value) & _SWITCHES[name][1]}
+    return tuple(what for name, (what, _) in _SWITCHES.items() if name in seen - on)
+
+
+def tier_says(found: list[TierPages], off: tuple[str, ...] = ()) -> list[str]:
+    """In sentences: what each node received and gave up; in one where nothing moved. ``off``: see :func:`switched_off`."""
     moved = [t for t in found if t.pages]
     if not found:
         return []
     if not moved:
-        return ["The kernel moved no page between memory tiers."]
+        why = f": {' and '.join(off)} {'were' if len(off) > 1 else 'was'} switched off" if off else ""
+        return [f"The kernel moved no page between memory tiers{why}."]
     out = []
     for host, node in dict.fromkeys((t.host, t.node) for t in moved):
         mine = [t for t in moved if (t.host, t.node) == (host, node)]
