@@ -16,8 +16,8 @@ __all__ = ["TierPages", "switched_off", "tier_pages", "tier_says"]
 
 _PAGE = 4096
 _SWITCHES = {"demotion_enabled": ("demotion", 1), "numa_balancing": ("promotion", 2)}
-"""Gauge of entity `memory` → what it lets the kernel do, and the bit that does (sysfs-kernel-mm-numa; admin-guide/sysctl/kernel.rst,
-NUMA_BALANCING_MEMORY_TIERING)."""
+"""Gauge of entity `memory` → what it lets the kernel do, and the bit that does (sysfs-kernel-mm-numa;
+admin-guide/sysctl/kernel.rst, NUMA_BALANCING_MEMORY_TIERING)."""
 
 
 @dataclass(frozen=True, slots=True)
