@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     """Capture; gives what the probes found, first and after the end, and how long the end took."""
     StateSource.every_s = WindowSource.every_s = 0.05
     GpmSource.every_s = 0.12
-    seat._FIRST_REST_S = 0.05
+    seat._FIRST_REST_S, seat._LONGEST_REST_S = 0.05, 0.2
     events._WAIT_MS = 60
     events._HANGS_S = gpus._HANGS_S = per_gpu._HANGS_S = order.get("hangs_s", 5.0)
     lines: dict[str, str] = order["lines"]
@@ -52,6 +53,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
             lines = {k: v for k, v in (lines | step.get("lines", {})).items() if v is not None}
             _write(lines)
             but = step.get("but", [])
+            if step.get("alive"):
+                _wait(lambda: all(s._seat.status == "ok" for s in sources if isinstance(s, per_gpu.PerGpu)), "GPUs that are back")
             _sampled([r for r in station.running if r.found and r.found.available and not any(b in r.source.name for b in but)])
             time.sleep(step.get("sleep_s", 0.0))
         begun = time.monotonic()
@@ -76,12 +79,15 @@ def _write(lines: dict[str, str]) -> None:
 
 def _sampled(running: list[Running]) -> None:
     """Wait until each has begun and ended a sample since."""
-    before = [r.samples for r in running]
+    before = [(r, r.samples) for r in running]
+    _wait(lambda: all(r.samples >= n + 2 for r, n in before), lambda: [r.source.name for r, n in before if r.samples < n + 2])
+
+
+def _wait(done: Callable[[], bool], what: object) -> None:
     until = time.monotonic() + _PATIENCE_S
-    while any(r.samples < n + 2 for r, n in zip(running, before, strict=True)):
+    while not done():
         if time.monotonic() > until:
-            late = [r.source.name for r, n in zip(running, before, strict=True) if r.samples < n + 2]
-            raise SystemExit(f"no sample of {late}")
+            raise SystemExit(f"waited in vain for {what() if callable(what) else what}")
         time.sleep(0.005)
 
 

@@ -205,14 +205,18 @@ R nvmlDeviceGetGraphicsRunningProcesses_v3(D d, unsigned int *n, Process *out) {
 
 typedef struct { D device; unsigned long long type, data; unsigned int gi, ci; } Event;
 #ifndef OLD
-static int told;
-R nvmlEventSetCreate(void **out) { *out = &told; return OK; }
-R nvmlDeviceRegisterEvents(D d, unsigned long long types, void *set) { return types & 8 ? lost(d) : UNSUPPORTED; }
+static int told, listens[8];
+R nvmlEventSetCreate(void **out) { memset(listens, 0, sizeof listens); *out = &told; return OK; }
+R nvmlDeviceRegisterEvents(D d, unsigned long long types, void *set) {
+    R r = types & 8 ? lost(d) : UNSUPPORTED;
+    if (!r) listens[d->n] = 1;
+    return r;
+}
 R nvmlEventSetWait_v2(void *set, Event *out, unsigned int ms) {
     char value[64];
     int number, n, xid;
     for (unsigned int waited = 0; waited < ms; waited += 5) {
-        if (text("xid", value, sizeof value) && sscanf(value, "%d:%d:%d", &number, &n, &xid) == 3 && number > told) {
+        if (text("xid", value, sizeof value) && sscanf(value, "%d:%d:%d", &number, &n, &xid) == 3 && number > told && listens[n]) {
             told = number;
             memset(out, 0, sizeof *out);
             out->device = &devices[n];

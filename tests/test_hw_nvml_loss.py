@@ -1,0 +1,246 @@
+"""NVIDIA's GPUs that go, come back, hang, or have another driver than library, over a stub of it; doctor, attach, the graph."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nvml import BDFS, GPUS, LINKS, PCIE, UUIDS, Captured, capture, compiled, environment, two_gpus
+
+import hoptrace
+from hoptrace.analysis.counters import counter_totals
+from hoptrace.analysis.moves.ledger_links import link_uses
+
+KIB = 1024
+WHO = [f"{gpu} (NVIDIA Stub, {bdf})" for gpu, bdf in zip(GPUS, BDFS, strict=True)]
+NVLINKS = {
+    "nodes": [{"name": f"gpu{n}", "kind": "compute"} for n in range(2)],
+    "links": [
+        {"name": f"gpu{n}-nvlink{k}", "a": f"gpu{n}", "b": f"gpu{1 - n}", "kind": "nvlink", "bytes_per_s": 26_562_000_000}
+        | {"entity": LINKS[n][k]}
+        for n in range(2)
+        for k in range(2)
+    ],
+}
+
+
+# -- a GPU that goes and comes back ----------------------------------------------------------------------------------------
+
+# GPU 0 falls off the bus: the driver then counts one GPU, and what was the second has index 0.
+GONE = {"lost.0": "1", "count": "1", "index.0": "1", "f.1.138.0": "3:150"}
+# Back, one of its counters begins at 0, and one far ahead of where it was; the other GPU has gone on.
+BACK = {"lost.0": None, "count": "2", "index.0": None, "f.0.138.0": "3:7", "f.0.138.1": "3:900000000000", "f.1.138.0": "3:250"}
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    return capture(
+        tmp_path_factory.mktemp("lost"), two_gpus() | {"gpm.0": "1", "g.0.2": "50"}, {},
+        {"lines": {"f.0.138.0": "3:160", "f.0.138.1": "3:161"}}, {"lines": GONE}, {"lines": BACK, "alive": True},
+        {"lines": {"f.0.138.0": "3:17", "f.0.138.1": "3:900000000010", "xid": "1:0:63"}}, platform=NVLINKS,
+    )  # fmt: skip
+
+
+def test_a_lost_gpu_is_told_once_and_its_counters_say_so(lost: Captured) -> None:
+    assert lost.faults == {}, "no source has failed"
+    told = [e for e in lost.events if e["kind"] in ("device error", "device")]
+    assert [e["kind"] for e in told] == ["device error", "device", "device error"]
+    assert told[0]["detail"].startswith(f"{WHO[0]}: nvmlDevice")
+    assert told[0]["detail"].endswith("does not answer (NVML 15); nothing is known of it from here on")
+    assert told[1]["detail"].startswith(f"{WHO[0]} answers again after ")
+    assert told[2]["detail"] == f"{GPUS[0]} ({BDFS[0]}): XID 63 (row remapping recorded)", "it is listened to again"
+    want: list[Any] = [100 * KIB, 160 * KIB, "lost", 7 * KIB, 17 * KIB]
+    assert lost.of(LINKS[0][0], "data_bytes", "tx") == want
+    for name in ("sm_clock_mhz", "memory_used_bytes", "sm_active_ratio"):
+        assert [v == "lost" for v in lost.of(GPUS[0], name)] == [False, True, False], name
+    # After the loss it is lost in one row of each series; null is no value.
+    assert all(r["value_int"] is None and r["value_float"] is None for r in lost.counters if r["status"] == "lost")
+
+
+def test_the_other_gpu_goes_on_under_its_new_index(lost: Captured) -> None:
+    assert lost.of(LINKS[1][0], "data_bytes", "tx") == [100 * KIB, 150 * KIB, 250 * KIB]
+    assert len(lost.column("incarnation", LINKS[1][0], "data_bytes", "tx")) == 1, "the library's new start is none of the GPU"
+    assert not any(r["status"] == "lost" and UUIDS[1] in r["entity"] for r in lost.counters)
+
+
+def test_what_came_back_is_another_life_so_that_nothing_falls_and_nothing_leaps(lost: Captured) -> None:
+    lives = lost.column("incarnation", LINKS[0][0], "data_bytes", "tx")
+    assert [i.rsplit("/", 1)[1] for i in lives] == ["0", "1"] and len({i.rsplit("/", 1)[0] for i in lives}) == 1
+    totals = {(r["entity"], r["name"], r["direction"]): r for r in counter_totals(lost.trace).to_dicts()}
+    sent = [totals[link, "data_bytes", "tx"] for link in LINKS[0]]
+    assert [(r["total"], r["breaks"], r["falls"]) for r in sent] == [((60 + 10) * KIB, 1, 0)] * 2
+    used = {k.link: {w.counter.direction: w.counter for w in k.ways if w.counter} for k in link_uses(lost.trace)[0]}
+    for link in range(2):
+        counter = used[f"gpu0-nvlink{link}"]["tx"]
+        assert (counter.counted_bytes, counter.restarts, counter.falls) == ((60 + 10) * KIB, 1, 0)
+    assert used["gpu1-nvlink0"]["tx"].counted_bytes == 150 * KIB
+
+
+def test_a_gpu_that_is_lost_at_the_start_is_told_and_the_others_are_recorded(tmp_path: Path) -> None:
+    c = capture(tmp_path, two_gpus() | {"lost.0": "1"})
+    silent = c.found["nvml-0"]
+    assert silent["status"] == "lost" and "fallen off the bus" in silent["reason"] and "reset or reboot" in silent["remedy"]
+    assert "nvml-state-0" not in c.found, "one source is enough to say it"
+    assert c.found["nvml-1"]["status"] == "ok" and c.of(LINKS[1][0], "data_bytes", "tx") == [100 * KIB]
+    assert c.found_later["nvml-0"] == silent
+
+
+def test_where_all_gpus_are_lost_at_the_start_each_is_told(tmp_path: Path) -> None:
+    c = capture(tmp_path, two_gpus() | {"lost.0": "1", "fail.1": "16"})
+    assert [(n, f["status"]) for n, f in c.found.items()] == [("nvml-0", "lost"), ("nvml-1", "lost")]
+    assert "nvidia-smi --gpu-reset" in c.found["nvml-1"]["remedy"]
+
+
+def test_a_gpu_that_hangs_stops_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+    step = {"lines": {"hang.0": "1", "f.1.138.0": "3:101"}, "but": ["-0"], "sleep_s": 0.6}
+    c = capture(tmp_path, two_gpus(), {}, step, {"lines": {"f.1.138.0": "3:102"}, "but": ["-0"]}, hangs_s=0.3)
+    assert c.of(LINKS[1][0], "data_bytes", "tx") == [n * KIB for n in (100, 101, 102)]
+    hung = c.said("device error")
+    assert "nvml-0: a call to the driver has not returned for 0.3 s; nothing is read meanwhile" in hung
+    assert all(said.startswith(("nvml-0:", "nvml-state-0:")) for said in hung)
+    assert c.close_s < 4.0, "who hangs is left behind"
+
+
+def test_a_gpu_that_hangs_at_the_start_keeps_nobody_waiting(tmp_path: Path) -> None:
+    c = capture(tmp_path, two_gpus() | {"hang.0": "1"}, hangs_s=0.5)
+    assert (c.found["nvml-0"]["status"], c.found["nvml-0"]["reason"]) == (
+        "error",
+        "GPU 0: it did not return within 0.5 s (NVML 999)",
+    )
+    assert c.of(LINKS[1][0], "data_bytes", "tx") == [100 * KIB]
+
+
+# -- another driver than library -------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_is_upgraded_in_mid_capture_is_not_tried_again(tmp_path: Path) -> None:
+    upgraded = {"fail.0": "18", "f.1.138.0": "3:101"}
+    c = capture(tmp_path, two_gpus(), {}, {"lines": upgraded}, {"lines": {"fail.0": None}, "sleep_s": 0.3})
+    assert c.of(LINKS[0][0], "data_bytes", "tx") == [100 * KIB, "error"], "what a new start can't mend"
+    assert c.of(LINKS[1][0], "data_bytes", "tx") == [100 * KIB, 101 * KIB]
+    (said,) = c.said("device error")
+    assert said.startswith(f"{WHO[0]}: nvmlDevice") and "driver and library have different versions" in said
+    assert said.endswith("(NVML 18); nothing is known of it from here on, until hoptrace is started again")
+    assert c.said("device") == []
+
+
+def test_a_named_library_is_asked_about_another_tree(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    library = str(compiled() / "libnvidia-ml.so.1")
+    c = capture(tmp_path, two_gpus(), sys=str(tmp_path / "sys"), library=library)
+    assert c.found["nvml-1"]["status"] == "ok"
+    (tmp_path / "2").mkdir()
+    c = capture(tmp_path / "2", two_gpus(), sys=str(tmp_path / "sys"))
+    assert [(n, f["status"], f["reason"]) for n, f in c.found.items()] == [
+        ("nvml", "unsupported", "NVML tells of this machine, and the trees are another's")
+    ]
+
+
+def test_no_library_and_no_such_library(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    c = capture(tmp_path, {}, folder=tmp_path / "empty")
+    found = c.found["nvml"]
+    assert found["status"] == "absent" and "nvmlInit: libnvidia-ml.so.1 is not found (NVML 12)" in found["reason"]
+    assert "install the NVIDIA driver; in a container, start it with the NVIDIA runtime" in found["remedy"]
+    (tmp_path / "2").mkdir()
+    c = capture(tmp_path / "2", two_gpus(), library="/nowhere/libnvidia-ml.so.1")
+    assert c.found["nvml"]["status"] == "absent" and "/nowhere/libnvidia-ml.so.1 can't be loaded" in c.found["nvml"]["reason"]
+
+
+# -- the command line, the graph -------------------------------------------------------------------------------------------
+
+
+SERVER = """
+import asyncio, sys
+sys.path.insert(0, {tests!r})
+from aiohttp import web
+from support.toy_server import Toy, serve
+MODELS = {{"object": "list", "data": [{{"id": "m", "object": "model", "owned_by": "me"}}]}}
+def get(request):
+    return web.json_response(MODELS) if request.path == "/v1/models" else None
+async def main():
+    async with serve(Toy([], get=get)) as toy:
+        print(toy.url, flush=True)
+        await asyncio.sleep(300)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    code = SERVER.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as toy:
+        assert toy.stdout is not None
+        yield toy.stdout.readline().strip()
+        toy.kill()
+
+
+def command(tmp: Path, lines: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    control = tmp / "gpus"
+    control.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
+    line = [sys.executable, "-m", "hoptrace", *words]
+    env = environment(compiled(), control)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_doctor_lists_the_gpus_and_their_nvlinks_in_the_platform_graph(tmp_path: Path) -> None:
+    lines = two_gpus() | {"to.1.1": "2", "up.0.1": "0"}  # one link to a switch, one down
+    told = json.loads(command(tmp_path, lines, "doctor", "--json", "--for", "300ms").stdout)
+    sources = {s["name"]: s for s in told["sources"]}
+    for n in range(2):
+        assert sources[f"nvml-{n}"]["sees"] == f"NVIDIA Stub at {BDFS[n]}, 2 NVLinks"
+        assert sources[f"nvml-{n}"]["samples"] >= 1 and sources[f"nvml-{n}"]["failed"] is None
+        assert sources[f"nvml-state-{n}"]["sees"] == "NVIDIA Stub, 140 GiB"
+        why = sources[f"nvml-gpm-{n}"]
+        assert (why["available"], why["status"], why["remedy"]) == (False, "unsupported", "Hopper or later; else DCGM")
+    assert sources["nvml-events"]["sees"] == "2 GPUs"
+    nodes = {n["name"]: n for n in told["platform"]["nodes"]}
+    assert [nodes[f"gpu{n}"]["uuid"] for n in range(2)] == list(UUIDS) and nodes["hbm1"]["capacity_bytes"] == 150754820096
+    links = {(k["a"], k["b"], k["entity"]): k for k in told["platform"]["links"] if k["kind"] == "nvlink"}
+    assert set(links) == {("gpu0", "gpu1", LINKS[0][0]), ("gpu1", "gpu0", LINKS[1][0]), ("gpu1", "nvswitch", LINKS[1][1])}
+    assert {k["bytes_per_s"] for k in links.values()} == {26_562_000_000}
+
+
+def test_doctor_says_what_helps_where_driver_and_library_differ_and_attach_runs(url: str, tmp_path: Path) -> None:
+    lines = two_gpus() | {"init": "18"}
+    told = json.loads(command(tmp_path, lines, "doctor", "--json", "--for", "100ms").stdout)
+    nvml = next(s for s in told["sources"] if s["name"].startswith("nvml"))
+    words = "nvmlInit: driver and library have different versions, as after an upgrade of the driver (NVML 18)"
+    remedy = "reload the kernel modules or reboot, then start hoptrace again: no second try in this process can help"
+    assert (nvml["name"], nvml["status"], nvml["reason"], nvml["remedy"]) == ("nvml", "error", words, remedy)
+    assert "gpu0" not in {n["name"] for n in told["platform"]["nodes"]}
+    command(tmp_path, lines, "attach", url, "--duration", "500ms", "-o", str(tmp_path / "t.trace"))
+    trace = hoptrace.open(tmp_path / "t.trace")
+    mine = next(c for c in trace.manifest.collectors if c.name == "nvml")
+    assert (mine.available, mine.reason, mine.remedy) == (False, words, remedy)
+    assert trace.manifest.closed and trace.table("counters").collect().height > 0
+
+
+def test_how_gpus_are_joined(tmp_path: Path) -> None:
+    lines = two_gpus() | {
+        "to.1.1": "2", "up.0.1": "0", "numa.1": "3", "nodes.0": "2", "nodes.1": "3", "level.1.0": "20", "p2p.1.0": "4",
+        "f.1.170.0": "1:2", "f.1.172.0": "1:225000", "f.1.164.1": "r:3",
+    }  # fmt: skip
+    a, b = capture(tmp_path, lines, graph=True).joined
+    assert (a["gpu"]["index"], a["gpu"]["uuid"], a["gpu"]["bdf"], a["memory_bytes"]) == (0, UUIDS[0], BDFS[0], 150754820096)
+    assert [(g["generation"], g["width"], g["numa"], g["memory_numa"]) for g in (a, b)] == [(4, 8, 1, None), (4, 8, None, 3)]
+    up = {"link": 0, "to": "gpu", "bytes_per_s": 26_562_000_000}
+    assert a["nvlinks"] == [up | {"bdf": BDFS[1]}]
+    assert b["nvlinks"] == [up | {"bdf": BDFS[0]}, {"link": 1, "to": "switch", "bdf": "0000:87:00.0", "bytes_per_s": None}]
+    assert [(g["c2c_links"], g["c2c_bytes_per_s"]) for g in (a, b)] == [(0, None), (2, 225_000_000_000)]
+    assert (a["nearest"], b["nearest"]) == ({UUIDS[1]: "NODE"}, {UUIDS[0]: "PXB"})
+    assert (a["reads"], b["reads"], a["by_nvlink"]) == ({UUIDS[1]: "ok"}, {UUIDS[0]: "disabled by a key"}, {UUIDS[1]: "ok"})
+
+
+def test_of_gpus_that_are_lost_or_hang_the_graph_has_the_rest(tmp_path: Path) -> None:
+    c = capture(tmp_path, two_gpus() | {"lost.0": "1"}, graph=True)
+    assert [g["gpu"]["uuid"] for g in c.joined] == [UUIDS[1]]
+    assert [n["name"] for n in c.graph["nodes"] if n["name"].startswith("gpu")] == ["gpu1"]
+    assert PCIE[1] in {k.get("entity") for k in c.graph["links"]} or not any(n["kind"] == "dram" for n in c.graph["nodes"])
