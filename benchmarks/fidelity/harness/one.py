@@ -48,7 +48,7 @@ def run_once(recipe: Recipe, cell: Cell, up: Up, work: Path, out: Path) -> dict[
         target = _recorder(stack, recipe, cell, policy, up, out, log)
         gauge = Gauge(up.cpus, up.roots, client_too=bool(set(up.cpus) & set(recipe.machine.client_cpus)))
         begun = time.monotonic()
-        told = _drive(recipe, policy, work, target, log, salt)
+        told = _drive(recipe, policy, recipe.workloads[cell.workload].prompts, work, target, log, salt)
         gauges = gauge.read()
         duration = time.monotonic() - begun
         if not up.alive():
@@ -95,22 +95,11 @@ def _recorder(stack: ExitStack, recipe: Recipe, cell: Cell, policy: Policy, up: 
     return url
 
 
-def _drive(recipe: Recipe, policy: Policy, work: Path, url: str, log: Path, salt: str) -> dict[str, Any]:
+def _drive(recipe: Recipe, policy: Policy, prompts: str, work: Path, url: str, log: Path, salt: str) -> dict[str, Any]:
     """Send the work; gives what `hoptrace drive --json` says."""
     body = {"cache_salt": salt, **_EXACT, **policy.body} if policy.engine != "llamacpp" else policy.body
-    words = [
-        sys.executable,
-        "-m",
-        "hoptrace",
-        "drive",
-        str(work),
-        "--against",
-        url,
-        "--json",
-        "--token-ids",
-        "--name",
-        "fidelity",
-    ]
+    words = [sys.executable, "-m", "hoptrace", "drive", str(work), "--against", url, "--json", "--name", "fidelity"]
+    words += ["--token-ids"] if prompts == "ids" else []
     words += ["--timeout", str(recipe.timeout_s), "--body", json.dumps(body)]
     said = log.with_name("drive.json")
     drive = spawn(words, said, cpus=recipe.machine.client_cpus, nice=recipe.machine.client_nice)

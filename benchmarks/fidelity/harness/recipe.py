@@ -70,7 +70,9 @@ class Prefixes(_Part):
 class Work(_Part):
     """Requests: drawn with ``seed`` (Poisson arrivals), or those of a ``trace`` (a folder beside the recipe, or a sample's name).
 
-    ``priorities``: each request gets one of them, by turns of a seeded draw.
+    ``priorities``: each request gets one of them, by turns of a seeded draw. ``prompts``: of token *ids*, of exactly the wanted
+    lengths; or of *words*, about as long: of ids drawn at random a small model makes text that is not whole letters, and a server
+    that sends none for such a token hides a step.
     """
 
     seed: int = 0
@@ -80,6 +82,7 @@ class Work(_Part):
     output: Lengths | None = None
     prefixes: Prefixes | None = None
     priorities: tuple[int, ...] = ()
+    prompts: Literal["ids", "words"] = "ids"
     trace: str | None = None
     limit: int | None = Field(default=None, ge=2)
     rate: float = Field(default=1.0, gt=0)
