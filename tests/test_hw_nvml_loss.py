@@ -81,6 +81,28 @@ def test_what_came_back_is_another_life_so_that_nothing_falls_and_nothing_leaps(
     assert used["gpu1-nvlink0"]["tx"].counted_bytes == 150 * KIB
 
 
+def test_a_gpu_that_answers_again_without_a_new_start_is_listened_to_again(tmp_path: Path) -> None:
+    c = capture(
+        tmp_path, two_gpus() | {"gpm.1": "1", "g.1.2": "50"}, {}, {"lines": {"fail.0": "16"}, "sleep_s": 0.3},
+        {"lines": {"fail.0": None, "f.0.138.0": "3:160"}, "alive": True}, {"lines": {"xid": "1:0:63", "g.1.2": "60"}},
+    )  # fmt: skip
+    assert c.faults == {} and c.of(LINKS[0][0], "data_bytes", "tx") == [100 * KIB, "lost", 160 * KIB]
+    assert "has to be reset" in c.said("device error")[0] and c.said("device error")[1].endswith(
+        "XID 63 (row remapping recorded)"
+    )
+    assert c.of(GPUS[1], "sm_active_ratio") == [0.5, 0.6], (
+        "of the GPU that was not away nothing is lost by the library's new starts"
+    )
+    assert c.of(GPUS[1], "sm_clock_mhz") == [1980]
+
+
+def test_one_field_that_says_the_gpu_is_lost_is_believed(tmp_path: Path) -> None:
+    c = capture(tmp_path, two_gpus(), {}, {"lines": {"f.0.138.1": "r:15"}}, {"lines": {"f.0.138.1": "3:1"}, "alive": True})
+    assert c.of(LINKS[0][0], "data_bytes", "tx") == [100 * KIB, "lost", 100 * KIB]
+    lives = [i.rsplit("/", 1)[1] for i in c.column("incarnation", LINKS[0][0], "data_bytes", "tx")]
+    assert len(lives) >= 2 and lives == sorted(set(lives), key=int)
+
+
 def test_a_gpu_that_is_lost_at_the_start_is_told_and_the_others_are_recorded(tmp_path: Path) -> None:
     c = capture(tmp_path, two_gpus() | {"lost.0": "1"})
     silent = c.found["nvml-0"]

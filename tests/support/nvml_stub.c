@@ -5,9 +5,10 @@
  *   f.N.FIELD.SCOPE=TYPE:VALUE or r:CODE; win.N.WAY (KB/s); procs.N drawing.N=PID:BYTES,...; gpm.N=1 g.N.METRIC=NUMBER
  *   up.N.LINK to.N.LINK (what is there: 0 the other GPU, 2 a switch) level.N.M p2p.N.WHICH nodes.N (mask) numa.N
  *
- * What is not in the file is not supported (3). A GPU that was lost is not found (6) until the library is started anew. How the
- * structures are laid out is told by `layouts`, for a test that compares them with nvidia-ml-py's. With OLD it is a driver that
- * has no fields, no second memory structure, and no events. */
+ * What is not in the file is not supported (3). A GPU that was lost is not found (6) until the library is started anew. Handles
+ * of an earlier start (of GPUs, sets, samples) are invalid (2): what the driver does with them it does not say.
+ * How structures are laid out is told by `layouts`, for a test that compares them with nvidia-ml-py's. With OLD it is a driver
+ * that has no fields, no second memory structure, and no events. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +16,9 @@
 #include <unistd.h>
 
 typedef int R;
-typedef struct dev { int n; } *D;
-static struct dev devices[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
-static int gone[8];
+typedef struct dev { int n, start; } *D;
+static struct dev devices[64][8];
+static int gone[8], starts;
 enum { OK, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, LOST = 15 };
 
 static int text(const char *key, char *out, size_t room) {
@@ -53,7 +54,15 @@ static unsigned long long of(const char *name, int a, int b, unsigned long long 
     return number(&v, name, a, b, -1) ? v : otherwise;
 }
 
+static D handle(int n) {
+    D d = &devices[starts % 64][n];
+    d->n = n;
+    d->start = starts;
+    return d;
+}
+
 static R lost(D d) {
+    if (d->start != starts) return INVALID;
     if (of("lost", d->n, -1, 0)) gone[d->n] = 1;
     if (gone[d->n]) return LOST;
     while (of("hang", d->n, -1, 0)) usleep(10000);
@@ -74,7 +83,7 @@ static void bus_of(int n, char *out, size_t room) { snprintf(out, room, "0000000
 
 R nvmlInitWithFlags(unsigned int flags) {
     R r = (R)of("init", -1, -1, 0);
-    if (!r) memset(gone, 0, sizeof gone);
+    if (!r) memset(gone, 0, sizeof gone), starts++;
     for (int n = 0; n < 8; n++) if (!r && of("lost", n, -1, 0)) gone[n] = 1;
     return r;
 }
@@ -84,7 +93,7 @@ R nvmlSystemGetDriverVersion(char *out, unsigned int room) { return text("driver
 R nvmlDeviceGetCount_v2(unsigned int *out) { *out = (unsigned int)of("count", -1, -1, 0); return OK; }
 R nvmlDeviceGetHandleByIndex_v2(unsigned int i, D *out) {
     int n = (int)of("index", (int)i, -1, i);
-    *out = &devices[n];
+    *out = handle(n);
     return lost(*out);
 }
 R nvmlDeviceGetHandleByUUID(const char *uuid, D *out) {
@@ -93,7 +102,7 @@ R nvmlDeviceGetHandleByUUID(const char *uuid, D *out) {
         uuid_of(n, own, sizeof own);
         if (strcmp(own, uuid)) continue;
         if (gone[n]) return NOT_FOUND;
-        *out = &devices[n];
+        *out = handle(n);
         return OK;
     }
     return NOT_FOUND;
@@ -206,7 +215,8 @@ R nvmlDeviceGetGraphicsRunningProcesses_v3(D d, unsigned int *n, Process *out) {
 typedef struct { D device; unsigned long long type, data; unsigned int gi, ci; } Event;
 #ifndef OLD
 static int told, listens[8];
-R nvmlEventSetCreate(void **out) { memset(listens, 0, sizeof listens); *out = &told; return OK; }
+static int set_of;
+R nvmlEventSetCreate(int **out) { memset(listens, 0, sizeof listens); set_of = starts; *out = &set_of; return OK; }
 R nvmlDeviceRegisterEvents(D d, unsigned long long types, void *set) {
     R r = types & 8 ? lost(d) : UNSUPPORTED;
     if (!r) listens[d->n] = 1;
@@ -215,11 +225,13 @@ R nvmlDeviceRegisterEvents(D d, unsigned long long types, void *set) {
 R nvmlEventSetWait_v2(void *set, Event *out, unsigned int ms) {
     char value[64];
     int number, n, xid;
+    if (set_of != starts) return INVALID;
     for (unsigned int waited = 0; waited < ms; waited += 5) {
-        if (text("xid", value, sizeof value) && sscanf(value, "%d:%d:%d", &number, &n, &xid) == 3 && number > told && listens[n]) {
+        int there = text("xid", value, sizeof value) && sscanf(value, "%d:%d:%d", &number, &n, &xid) == 3;
+        if (there && number > told && listens[n]) {
             told = number;
             memset(out, 0, sizeof *out);
-            out->device = &devices[n];
+            out->device = handle(n);
             out->type = 8;
             out->data = (unsigned long long)xid;
             return OK;
@@ -232,8 +244,11 @@ R nvmlEventSetWait_v2(void *set, Event *out, unsigned int ms) {
 
 typedef struct { unsigned int version, supported; } Support;
 R nvmlGpmQueryDeviceSupport(D d, Support *out) { out->supported = (unsigned int)of("gpm", d->n, -1, 0); return lost(d); }
-R nvmlGpmSampleAlloc(void **out) { *out = calloc(1, 16); return OK; }
-R nvmlGpmSampleGet(D d, int *sample) { *sample = d->n; return lost(d); }
+R nvmlGpmSampleAlloc(int **out) { *out = calloc(2, sizeof **out); (*out)[1] = starts; return OK; }
+R nvmlGpmSampleGet(D d, int *sample) {
+    sample[0] = d->n;
+    return sample[1] == starts ? lost(d) : INVALID;
+}
 typedef struct { unsigned int id; R r; double value; char *names[3]; } Metric;
 typedef struct { unsigned int version, n; int *first, *second; Metric metrics[1]; } Metrics;
 R nvmlGpmMetricsGet(Metrics *m) {

@@ -130,8 +130,8 @@ class Nvml:
         try:
             if not quiet:
                 return False
+            self.generation += 1  # whatever comes of it: handles are of an earlier start
             within(_RESTART_S, "nvmlInit", self._again)
-            self.generation += 1
             return True
         except NvmlError:
             return False

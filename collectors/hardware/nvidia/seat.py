@@ -33,7 +33,7 @@ class Seat:
         self._generation = -1
         self._for_good = False
         self._since_s = self._due_s = 0.0
-        self._rest_s = _FIRST_REST_S
+        self._rest_s, self._back_s = _FIRST_REST_S, -_LONGEST_REST_S
 
     @property
     def who(self) -> str:
@@ -81,7 +81,10 @@ class Seat:
             if self.status == "ok":
                 self.status = "error" if e.code == MISMATCH else "lost"
                 self._since_s = time.monotonic()
-                self._rest_s, self._due_s = _FIRST_REST_S, self._since_s + _FIRST_REST_S
+                # One that comes and goes is looked for as seldom as one that stays away.
+                soon = self._since_s - self._back_s < _LONGEST_REST_S
+                self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if soon else _FIRST_REST_S
+                self._due_s = self._since_s + self._rest_s
                 # The library of this process stays the one that it has loaded: starting it anew can't mend that.
                 self._for_good = e.code == MISMATCH
                 after = ", until hoptrace is started again" if self._for_good else ""
@@ -103,6 +106,7 @@ class Seat:
         with self._state:
             self._handle, self._generation = handle, self.nvml.generation
             self.lives += 1
+            self._back_s = time.monotonic()
             self.status = "ok"
         out.event("device", f"{self.who} answers again after {time.monotonic() - self._since_s:.1f} s; its counters begin anew")
         return handle
