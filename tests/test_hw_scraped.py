@@ -16,10 +16,13 @@ from support.watched import Watched
 
 from hoptrace.collectors.hardware.scraped import page as page_module
 from hoptrace.collectors.hardware.scraped import sources
+from hoptrace.collectors.hardware.scraped import taken as taken_module
+from hoptrace.collectors.hardware.scraped.blanks import blank
 from hoptrace.collectors.hardware.scraped.dcgm import DCGM, FIELDS
 from hoptrace.collectors.hardware.scraped.followed import PcmSource, headers
-from hoptrace.collectors.hardware.scraped.meaning import blank, pci_address
-from hoptrace.collectors.hardware.scraped.page import PageSource, meaning_of
+from hoptrace.collectors.hardware.scraped.known import meaning_of
+from hoptrace.collectors.hardware.scraped.meaning import pci_address
+from hoptrace.collectors.hardware.scraped.page import PageSource
 from hoptrace.collectors.hardware.source import Asked
 from hoptrace.errors import UsageError
 
@@ -135,8 +138,9 @@ def test_blank_values_are_no_numbers_in_the_trace(exporter: Exporter, tmp_path: 
         f"DCGM_FI_DEV_SM_CLOCK{labels} 2147483634\nDCGM_FI_DEV_GPU_TEMP{labels} NaN\n",
     )  # fmt: skip
     assert w.last() | {} == {
-        ("gpu:GPU-1", "energy_mj"): "absent", ("gpu:GPU-1", "power_w"): "denied", ("gpu:GPU-1", "sm_clock_mhz"): "unsupported",
-        ("gpu:GPU-1", "temperature_c"): "absent", (f"scrape:127.0.0.1:{exporter.port}", "page"): 1,
+        ("gpu:GPU-1", "energy_mj"): "unsupported", ("gpu:GPU-1", "power_w"): "denied",
+        ("gpu:GPU-1", "sm_clock_mhz"): "unsupported", ("gpu:GPU-1", "temperature_c"): "absent",
+        (f"scrape:127.0.0.1:{exporter.port}", "page"): 1,
     }  # fmt: skip
     assert not [
         r for r in w.rows() if r["entity"] == "gpu:GPU-1" and (r["value_int"] is not None or r["value_float"] is not None)
@@ -153,8 +157,8 @@ def test_a_mig_instance_is_no_whole_gpu(exporter: Exporter, tmp_path: Path) -> N
 def test_node_exporter_under_our_own_names(exporter: Exporter, tmp_path: Path) -> None:
     w = served(exporter, tmp_path, (DATA / "node_exporter_e2e_selected.prom").read_bytes())
     rows = {(r["entity"], r["name"], r["direction"]): r["value_int"] for r in w.rows()}
-    assert rows["rdma:mlx4_0/1", "data_bytes", "rx"] == 18_527_668, "multiplied by four already"
-    assert rows["rdma:mlx4_0/1", "data_bytes", "tx"] == 14_933_760 and rows["rdma:mlx4_0/2", "data_bytes", "rx"] == 0
+    assert rows["rdma:mlx4_0/1", "raw_bytes", "rx"] == 18_527_668, "multiplied by four already"
+    assert rows["rdma:mlx4_0/1", "raw_bytes", "tx"] == 14_933_760 and rows["rdma:mlx4_0/2", "raw_bytes", "rx"] == 0
     assert rows["rdma:mlx4_0/1", "packets", "rx"] == 6_825_908_347
     assert rows["memory", "pswpout", None] == 35_045
 
@@ -268,7 +272,7 @@ def test_a_page_that_is_too_long(exporter: Exporter, monkeypatch: pytest.MonkeyP
 
 
 def test_too_many_series_are_counted(exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "MAX_SERIES", 10)
+    monkeypatch.setattr(taken_module, "MAX_SERIES", 10)
     w = served(exporter, tmp_path, "".join(f'a{{i="{i}"}} {i}\n' for i in range(25)))
     assert sum(r["entity"].startswith("scrape:") and r["name"] != "page" for r in w.rows()) == 10
     assert [k for k, _ in w.events()] == ["gap"]

@@ -8,10 +8,12 @@ where the header tells no unit none is made up: the column's name is kept as it 
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 from pathlib import Path
 
+from hoptrace.collectors.hardware.network.ucx_text import is_report
 from hoptrace.collectors.hardware.sink import Direction, Sink
 from hoptrace.collectors.hardware.source import Found, Pace, found_by_error
 
@@ -23,6 +25,7 @@ _WAYS: tuple[tuple[re.Pattern[str], Direction], ...] = (
 )  # fmt: skip
 _MB = re.compile(r"\(MB/s\)|Mem(ory)? \(MB/s\)|(Read|Write|Memory|PMM)[^,]*\(MB/s\)|CXL\.(mem|cache)", re.I)
 _LONGEST = 1 << 20
+_MOST_COLUMNS = 5000
 
 
 def headers(first: list[str], second: list[str]) -> list[tuple[str, str]] | None:
@@ -61,7 +64,10 @@ class PcmSource:
                 begin = f.read(1 << 16)
         except OSError as e:
             return found_by_error(e, "start PCM first: pcm-memory 1 -csv=FILE")
-        rows = list(csv.reader(begin.decode("utf-8", "replace").splitlines()[:2]))
+        text = begin.decode("utf-8", "replace")
+        if is_report(text):
+            return Found("unsupported", f"{self._path.name} has become a text of UCX statistics", "begin the capture anew")
+        rows = [cells for line in text.splitlines()[:2] if (cells := _cells(line))]
         if len(rows) < 2:
             return Found("ok", "the file has no header yet")
         columns = headers(rows[0], rows[1])
@@ -97,7 +103,10 @@ class PcmSource:
         return None
 
     def _line(self, text: str, out: Sink) -> None:
-        cells = next(csv.reader([text]), [])
+        cells = _cells(text)
+        if cells is None:
+            out.drop("lines that are no CSV")
+            return
         if not cells:
             return
         if self._columns is None:
@@ -107,6 +116,8 @@ class PcmSource:
                 if self._columns is None:
                     out.drop("lines without a header")
                     self._heads = self._heads[1:]
+                elif len(self._columns) > _MOST_COLUMNS:
+                    out.drop(f"columns beyond the first {_MOST_COLUMNS}", len(self._columns) - _MOST_COLUMNS)
             return
         if self._skip:
             return
@@ -116,7 +127,7 @@ class PcmSource:
         now = out.now_ns()
         window_ns = None if self._last_ns is None else now - self._last_ns
         self._last_ns = now
-        for (group, column), cell in zip(self._columns, cells, strict=False):
+        for (group, column), cell in zip(self._columns[:_MOST_COLUMNS], cells, strict=False):
             if not column or column in ("Date", "Time"):
                 continue
             self._value(group, column, cell.strip(), window_ns, out)
@@ -134,4 +145,15 @@ class PcmSource:
             if cell:
                 out.put(number, None, "absent" if cell.upper() in ("N/A", "-") else "error")
             return
+        if not math.isfinite(value * 1e6):
+            out.put(number, None, "absent" if math.isnan(value) else "error")
+            return
         out.put(number, value * 1e6 if megabytes else value)
+
+
+def _cells(line: str) -> list[str] | None:
+    """The cells of a line; null if it is none (a cell of more than 128 KiB, a zero byte in older versions of Python)."""
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return None

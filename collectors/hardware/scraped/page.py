@@ -1,5 +1,5 @@
-"""A Prometheus page that the user names, as counters: known series under the names and entities of hoptrace's own sources, others
-under their own.
+"""A Prometheus page that the user names, asked for again and again: known series under the names and entities of hoptrace's own
+sources, others under their own (:mod:`hoptrace.collectors.hardware.scraped.taken`).
 
 The page tells no times: a value is as old as the exporter's interval, and a page that is the same as before holds nothing new
 (status `stale` of the series `page`).
@@ -15,19 +15,16 @@ import ssl
 import time
 from urllib.parse import urlsplit
 
-from hoptrace.collectors.engines.prometheus import Page, Reading, Sample
-from hoptrace.collectors.hardware.scraped.dcgm import DCGM
-from hoptrace.collectors.hardware.scraped.hosts import node_meaning
-from hoptrace.collectors.hardware.scraped.libraries import library_meaning
-from hoptrace.collectors.hardware.scraped.meaning import Meaning, blank
+from hoptrace.collectors.engines.prometheus import Reading
+from hoptrace.collectors.hardware.scraped.known import meaning_of
+from hoptrace.collectors.hardware.scraped.libraries import UNITS
+from hoptrace.collectors.hardware.scraped.pcm_page import is_of_pcm
+from hoptrace.collectors.hardware.scraped.taken import MAX_SERIES, Taken, is_page
 from hoptrace.collectors.hardware.sink import Sink, Status
 from hoptrace.collectors.hardware.source import Found, Pace
 from hoptrace.errors import UsageError
 
-__all__ = ["MAX_SERIES", "PAGE_BYTES", "PageSource", "meaning_of"]
-
-MAX_SERIES = 5000
-"""Series of one page that are kept, the first seen."""
+__all__ = ["PAGE_BYTES", "PageSource"]
 
 PAGE_BYTES = 8 << 20
 """A longer page is not read."""
@@ -35,11 +32,6 @@ PAGE_BYTES = 8 << 20
 _TIMEOUT_S = 5.0
 _BYTES_PER_S = 50_000
 _SLOWEST_S = 10.0
-
-
-def meaning_of(name: str) -> Meaning | None:
-    """What a series of this name is, whoever prints it; null for one that nobody here knows."""
-    return DCGM.get(name) or node_meaning(name) or library_meaning(name)
 
 
 class _Unreadable(Exception):
@@ -73,28 +65,27 @@ class PageSource:
             self._headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
         self.place = f"{self._host}:{self._port}"
         self.name = f"scrape {self.place}"
-        self._reading = Reading({}, MAX_SERIES)
+        self._taken = Taken(self.place)
         self._connection: http.client.HTTPConnection | None = None
         self._hash = b""
         self._pages = 0
         self._due_s = 0.0
-        self._bad = self._cut = 0
-        self._numbers: dict[str, int] = {}
-        self._totals: dict[str, float] = {}
-        self._begun = 1
         self._gone: str | None = None
-        self._vague: set[str] = set()
 
     def probe(self) -> Found:
         try:
             text = self._fetch().decode("utf-8", "replace")
         except _Unreadable as e:
             return Found(e.status, e.why, e.remedy)
-        page = Reading({}, MAX_SERIES).page(text)
-        if not page.samples and text.strip():
+        page = Reading(UNITS, MAX_SERIES).page(text)
+        if not is_page(page):
             return Found("error", f"{self.place}{self._path} is not in the Prometheus text format", "name the page of metrics")
-        known = sum(meaning_of(s.name.split("{")[0]) is not None for s in page.samples)
-        return Found("ok", sees=f"{len(page.samples)} series, {known} of them known")
+        if "persecond" in self._path and any(is_of_pcm(s.base) for s in page.samples):
+            return Found("unsupported", "PCM's page of differences bears the names of its totals", "name its page /metrics")
+        known = sum(meaning_of(s.name.split("{", 1)[0], s.labels) is not None for s in page.samples)
+        units = sum(s.known for s in page.samples)
+        more = f", {units} more with a unit" if units else ""
+        return Found("ok", sees=f"{len(page.samples)} series, {known} of them known{more}")
 
     def open(self, out: Sink) -> None:
         return None
@@ -115,18 +106,17 @@ class PageSource:
         if self._gone is not None:
             out.event("metrics", f"{self.place} answers again")
             self._gone = None
+            self._taken.forget()
         page_series = out.series(f"scrape:{self.place}", "page", "pages", "cumulative")
         mark = hashlib.blake2b(data, digest_size=16).digest()
         if mark == self._hash:
             out.put(page_series, None, "stale")
             return
-        page = self._reading.page(data.decode("utf-8", "replace"))
-        if not page.samples and data.strip():
+        if not self._taken.take(data.decode("utf-8", "replace"), out):
             self._lose(_Unreadable("error", f"{self.place} answers with something that is no page of metrics"), out)
             return
         self._hash, self._pages = mark, self._pages + 1
         out.put(page_series, self._pages)
-        self._take(page, out)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -189,79 +179,7 @@ class PageSource:
     def _lose(self, e: _Unreadable, out: Sink) -> None:
         """The page can't be read: each series is unknown from here on. Told once, and again when the reason changes."""
         self._hash = b""
-        out.fail(self._numbers.values(), e.status)
+        self._taken.lose(e.status, out)
         if self._gone != e.why:
             self._gone = e.why
             out.event("metrics vanished", e.why)
-
-    def _take(self, page: Page, out: Sink) -> None:
-        if page.bad > self._bad:
-            out.drop("lines that are not in the text format", page.bad - self._bad)
-        self._bad = page.bad
-        if self._reading.cut > self._cut:
-            if not self._cut:
-                out.event("gap", f"{self.place} has more than {MAX_SERIES} series: those seen first are kept")
-            out.drop(f"series beyond the limit of {MAX_SERIES}", self._reading.cut - self._cut)
-        self._cut = self._reading.cut
-        if self._fell(page.samples):
-            self._begun += 1
-            out.event("restart", f"totals of {self.place} begin anew")
-            self._numbers.clear()
-        present = set()
-        for s in page.samples:
-            present.add(s.name)
-            self._one(s, out)
-        for name in self._numbers.keys() - present:
-            out.put(self._numbers.pop(name), None, "absent")
-
-    def _fell(self, samples: list[Sample]) -> bool:
-        """Whether the exporter began anew: most of the totals that moved have fallen. One that falls alone is that counter's own
-        matter (a driver that was loaded anew, a counter that was cleared)."""
-        was, self._totals = self._totals, {}
-        up = down = 0
-        for s in samples:
-            if s.value is None or self._semantics(s) != "cumulative":
-                continue
-            self._totals[s.name] = s.value
-            before = was.get(s.name)
-            up += before is not None and s.value > before
-            down += before is not None and s.value < before
-        return down > up
-
-    @staticmethod
-    def _semantics(s: Sample) -> str | None:
-        known = meaning_of(s.name.split("{")[0])
-        return known.semantics if known else s.kind.semantics if s.kind else None
-
-    def _one(self, s: Sample, out: Sink) -> None:
-        base = s.name.split("{")[0]
-        known = meaning_of(base)
-        entity = known.entity(s.labels) if known else None
-        number = self._numbers.get(s.name)
-        if number is None:
-            number = self._numbers[s.name] = self._series(s, known, entity, out)
-        if s.value is None:
-            out.put(number, None, "absent")
-            return
-        if (none := blank(s.value) if base.startswith("DCGM_") else None) is not None:
-            out.drop(f"DCGM's blank values ({none})")
-            out.put(number, None, none)
-            return
-        value: int | float = s.value
-        if known is not None and entity is not None:
-            value = known.value(s.value)
-        elif s.kind is not None and s.kind.semantics == "cumulative" and abs(s.value) < 1 << 53 and s.value == int(s.value):
-            value = int(s.value)
-        out.put(number, value)
-
-    def _series(self, s: Sample, known: Meaning | None, entity: str | None, out: Sink) -> int:
-        life = f"{self.place}#{self._begun}"
-        if known is not None and entity is not None:
-            counted = known.semantics == "cumulative"
-            return out.series(
-                entity, known.name, known.unit, known.semantics, direction=known.direction, incarnation=life if counted else None
-            )
-        semantics = s.kind.semantics if s.kind else "gauge"
-        return out.series(
-            f"scrape:{self.place}", s.name, None, semantics, incarnation=life if semantics == "cumulative" else None
-        )
