@@ -41,19 +41,23 @@ BACK = {"lost.0": None, "count": "2", "index.0": None, "f.0.138.0": "3:7", "f.0.
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     return capture(
         tmp_path_factory.mktemp("lost"), two_gpus() | {"gpm.0": "1", "g.0.2": "50"}, {},
-        {"lines": {"f.0.138.0": "3:160", "f.0.138.1": "3:161"}}, {"lines": GONE}, {"lines": BACK, "alive": True},
-        {"lines": {"f.0.138.0": "3:17", "f.0.138.1": "3:900000000010", "xid": "1:0:63"}}, platform=NVLINKS,
+        {"lines": {"f.0.138.0": "3:160", "f.0.138.1": "3:161"}}, {"lines": GONE},
+        {"lines": {"xid": "1:1:13"}, "sleep_s": 0.4}, {"lines": BACK, "alive": True},
+        {"lines": {"f.0.138.0": "3:17", "f.0.138.1": "3:900000000010", "xid": "2:0:63"}}, platform=NVLINKS,
     )  # fmt: skip
 
 
 def test_a_lost_gpu_is_told_once_and_its_counters_say_so(lost: Captured) -> None:
     assert lost.faults == {}, "no source has failed"
     told = [e for e in lost.events if e["kind"] in ("device error", "device")]
-    assert [e["kind"] for e in told] == ["device error", "device", "device error"]
+    assert [e["kind"] for e in told] == ["device error", "device error", "device", "device error"]
     assert told[0]["detail"].startswith(f"{WHO[0]}: nvmlDevice")
     assert told[0]["detail"].endswith("does not answer (NVML 15); nothing is known of it from here on")
-    assert told[1]["detail"].startswith(f"{WHO[0]} answers again after ")
-    assert told[2]["detail"] == f"{GPUS[0]} ({BDFS[0]}): XID 63 (row remapping recorded)", "it is listened to again"
+    assert told[1]["detail"] == f"{GPUS[1]} ({BDFS[1]}): XID 13 (graphics engine exception)", (
+        "a set with a lost GPU tells nothing"
+    )
+    assert told[2]["detail"].startswith(f"{WHO[0]} answers again after ")
+    assert told[3]["detail"] == f"{GPUS[0]} ({BDFS[0]}): XID 63 (row remapping recorded)", "it is listened to again"
     want: list[Any] = [100 * KIB, 160 * KIB, "lost", 7 * KIB, 17 * KIB]
     assert lost.of(LINKS[0][0], "data_bytes", "tx") == want
     for name in ("sm_clock_mhz", "memory_used_bytes", "sm_active_ratio"):

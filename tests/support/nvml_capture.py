@@ -36,7 +36,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     StateSource.every_s = WindowSource.every_s = 0.05
     GpmSource.every_s = 0.12
     seat._FIRST_REST_S, seat._LONGEST_REST_S = 0.05, 0.2
-    events._WAIT_MS = 60
+    events._WAIT_MS, events._FIRST_REST_S, events._LONGEST_REST_S = 60, 0.05, 0.1
     events._HANGS_S = gpus._HANGS_S = per_gpu._HANGS_S = order.get("hangs_s", 5.0)
     lines: dict[str, str] = order["lines"]
     _write(lines)

@@ -5,6 +5,8 @@
  *   f.N.FIELD.SCOPE=TYPE:VALUE or r:CODE; win.N.WAY (KB/s); procs.N drawing.N=PID:BYTES,...; gpm.N=1 g.N.METRIC=NUMBER
  *   up.N.LINK to.N.LINK (what is there: 0 the other GPU, 2 a switch) level.N.M p2p.N.WHICH nodes.N (mask) numa.N
  *
+ *   refused.N=FIELD (a list with it is refused as a whole) g.first=N (of metrics a list with N or more is)
+ *
  * What is not in the file is not supported (3). A GPU that was lost is not found (6) until the library is started anew. Handles
  * of an earlier start (of GPUs, sets, samples) are invalid (2): what the driver does with them it does not say.
  * How structures are laid out is told by `layouts`, for a test that compares them with nvidia-ml-py's. With OLD it is a driver
@@ -140,6 +142,7 @@ R nvmlDeviceGetFieldValues(D d, int n, Field *f) {
     R r;
     char key[64], value[96];
     if ((r = lost(d))) return r;
+    for (int i = 0; i < n; i++) if (n > 1 && f[i].id == of("refused", d->n, -1, 0)) return INVALID;
     for (int i = 0; i < n; i++) {
         f[i].value = 0xABABABABABABABABull; /* undefined unless r is 0 */
         f[i].r = UNSUPPORTED;
@@ -226,6 +229,7 @@ R nvmlEventSetWait_v2(void *set, Event *out, unsigned int ms) {
     char value[64];
     int number, n, xid;
     if (set_of != starts) return INVALID;
+    for (n = 0; n < 8; n++) if (listens[n] && gone[n]) return LOST; /* at once, and so it stays */
     for (unsigned int waited = 0; waited < ms; waited += 5) {
         int there = text("xid", value, sizeof value) && sscanf(value, "%d:%d:%d", &number, &n, &xid) == 3;
         if (there && number > told && listens[n]) {
@@ -253,6 +257,7 @@ typedef struct { unsigned int id; R r; double value; char *names[3]; } Metric;
 typedef struct { unsigned int version, n; int *first, *second; Metric metrics[1]; } Metrics;
 R nvmlGpmMetricsGet(Metrics *m) {
     char key[48], value[64];
+    for (unsigned int i = 0; i < m->n; i++) if (m->metrics[i].id >= of("g.first", -1, -1, 999)) return INVALID;
     if (m->first == m->second || *m->first != *m->second) return INVALID;
     for (unsigned int i = 0; i < m->n; i++) {
         snprintf(key, sizeof key, "g.%d.%u", *m->second, m->metrics[i].id);

@@ -14,7 +14,7 @@ from typing import Any
 from hoptrace.collectors.hardware.nvidia.errors import INVALID, NvmlError, status_of_code
 from hoptrace.collectors.hardware.nvidia.per_gpu import PerGpu
 from hoptrace.collectors.hardware.nvidia.seat import Seat
-from hoptrace.collectors.hardware.sink import Direction, Sink
+from hoptrace.collectors.hardware.sink import Direction, Sink, Status
 from hoptrace.collectors.hardware.source import Found
 
 __all__ = ["GpmSource"]
@@ -83,16 +83,15 @@ class GpmSource(PerGpu):
         self._taken_s.append(now_s)
         if len(self._taken_s) < 2:
             return
-        told = self._metrics()
         out.at(before, after)
         window_ns = max(1, round((self._taken_s[-1] - self._taken_s[-2]) * 10)) * 100_000_000
-        for metric in told:
+        for metric in self._metrics(window_ns, out):
             self._one(metric, window_ns, out)
         self._ids = [i for i in self._ids if i not in self._lacking]
         if len(self._taken_s) > 3:
             del self._taken_s[:2]  # two, so that the buffers keep their turn
 
-    def _metrics(self) -> list[Any]:
+    def _metrics(self, window_ns: int, out: Sink) -> list[Any]:
         get, n = self._get, len(self._taken_s)
         get.sample1, get.sample2 = self._samples[n % 2], self._samples[(n + 1) % 2]
         get.numMetrics = len(self._ids)
@@ -101,9 +100,11 @@ class GpmSource(PerGpu):
         try:
             self._nvml.call("nvmlGpmMetricsGet", get)
         except NvmlError as e:
-            if e.code != INVALID or max(self._ids) < _FIRST_IDS:
+            if e.code != INVALID or max(self._ids, default=0) < _FIRST_IDS:
                 raise
-            self._ids = [i for i in self._ids if i < _FIRST_IDS]
+            self._lacking.update(i for i in self._ids if i >= _FIRST_IDS)
+            for number in sorted(self._lacking):
+                self._say(number, None, "unsupported", window_ns, out)
             return []
         return [get.metrics[i] for i in range(len(self._ids))]
 
@@ -116,13 +117,16 @@ class GpmSource(PerGpu):
         if told is None and status == "ok":
             status = "error"
             out.drop("metrics without a value (no number, or below zero)")
+        self._say(number, told, status, window_ns, out)
+
+    def _say(self, number: int, value: float | None, status: Status, window_ns: int, out: Sink) -> None:
+        """Percent or MiB/s of one metric. A mean over the window; equal ones are a rate's, each says something new."""
         if number in _RATIOS:
-            # A mean over the window; equal ones are a rate's, each says something new.
-            ratio = None if told is None else told / 100
-            self._put(out, self._gpu.entity, _RATIOS[number], "ratio", ratio, status, semantics="rate", window_ns=window_ns)
+            told = None if value is None else value / 100
+            self._put(out, self._gpu.entity, _RATIOS[number], "ratio", told, status, semantics="rate", window_ns=window_ns)
             return
         place, name, way = _RATES[number]
-        rate = None if told is None else told * _MIB
+        told = None if value is None else value * _MIB
         self._put(
-            out, self._places[place], name, "bytes/s", rate, status, semantics="rate", direction=way, window_ns=window_ns
+            out, self._places[place], name, "bytes/s", told, status, semantics="rate", direction=way, window_ns=window_ns
         )  # fmt: skip

@@ -53,11 +53,11 @@ class PerGpu:
             with self._nvml.using(self.name):
                 if self._seat.stale:
                     return  # started anew between the two lines: the handle is an old one
-                if self._lives != self._seat.lives:
+                if self._lives != (lives := self._seat.lives):
                     self._numbers.clear()
                     self._said.clear()
                     self._begin(handle, out)
-                    self._lives = self._seat.lives
+                    self._lives = lives  # not what it is by now: it may have been lost and found meanwhile
                 self._read(handle, out)
             self._told_gone = False
             if self._blanks:

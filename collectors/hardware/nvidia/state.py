@@ -25,8 +25,8 @@ _MEMORY_V2 = 0x02000028
 
 
 class StateSource(PerGpu):
-    """Entities ``gpu:UUID``, ``pcie:BDF``, ``nvlink:UUID/LINK``, ``c2c:UUID``; ``process:PID`` for the servers' own processes,
-    whose series of several GPUs differ in the incarnation."""
+    """Entities ``gpu:UUID``, ``pcie:BDF``, ``nvlink:UUID/LINK``, ``c2c:UUID``; ``process:PID/gpu:UUID`` for the servers' own
+    processes."""
 
     kind = "-state"
     answers = "this GPU's memory and whose it is, energy, time at reduced clocks, links that went down, errors"
@@ -130,5 +130,5 @@ class StateSource(PerGpu):
         return bytes_of
 
     def _of_process(self, out: Sink, pid: int, start: int, value: int | None, why: Status) -> None:
-        incarnation = f"{self._seat.boot}/{start}/{self._gpu.uuid}"
-        self._put(out, f"process:{pid}", "gpu_memory_bytes", "bytes", value, why, incarnation=incarnation)
+        incarnation, entity = f"{self._seat.boot}/{start}", f"process:{pid}/{self._gpu.entity}"
+        self._put(out, entity, "gpu_memory_bytes", "bytes", value, why, incarnation=incarnation)
