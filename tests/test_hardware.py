@@ -176,12 +176,14 @@ def test_threads_devices_and_what_it_cost() -> None:
         "1 error counter of devices and links stayed as they were.",
         "Busiest interrupts: irq:45 (PCI-MSIX 3-edge nvme0q3) 4,000 (100 a second).",
         "Pressure, share of the time: cpu some 15%.",
-        "Collecting took 1.20% of a core (over the 1% it may): nvml 0.8% (800 µs a sample), processes 0.4% (400 µs a sample).",
+        "Collecting from the machine took 1.20% of a core (over the 1% that may): nvml 0.8% (800 µs a sample), processes 0.4% (400 µs a sample).",
         "2 beats of its sources were missed.", "tracepoints  tracefs is not mounted  mount it",
     ):  # fmt: skip
         assert line in text, line
     short = shown(h, full=False)
-    assert "Yes, others steal steps" in short and "Collecting took 1.20%" in short and len(short.splitlines()) == 3
+    assert (
+        "Yes, others steal steps" in short and "Collecting from the machine took 1.20%" in short and len(short.splitlines()) == 3
+    )
     assert json.loads(json.dumps(h.as_dict(), allow_nan=False)) == h.as_dict()
 
 
@@ -261,3 +263,20 @@ def test_on_real_captures(name: str) -> None:
     )
     assert h.threads is not None and len(h.threads.threads) >= 5 and h.contradictions == []
     json.dumps(h.as_dict(), allow_nan=False)
+
+
+def test_threads_that_nobody_read_make_the_rest_a_lower_bound() -> None:
+    rows = hardware_rows()
+    mine = [r for r in rows["counters"] if not r["entity"].startswith("thread:")]
+    lost = cumulative("process:7", "unread_cpu_ns", lambda t: t * 0.03 * S)
+    h = hardware(MemoryTrace(rows | {"counters": mine + lost}, SERVER))
+    assert h.threads is not None
+    assert {h.threads.sums_of[n] for n in ("run_delay_ns", "futex_calls")} == {"threads"}
+    assert h.threads.sums_of["on_cpu_ns"] == "process", "its own time holds them"
+    assert "≥ 8,000" in shown(h) and h.stealing[0].verdict == "yes"
+    much = cumulative("process:7", "unread_cpu_ns", lambda t: t * 0.3 * S)
+    (s,) = hardware(MemoryTrace(rows | {"counters": mine + much}, SERVER)).stealing
+    assert s.verdict == "unknown" and s.why is not None and "threads that ended between two samples" in s.why
+    # Where the threads that compute were looked at one by one, it is theirs that counts.
+    (s,) = hardware(MemoryTrace(rows | {"counters": rows["counters"] + much}, SERVER)).stealing
+    assert s.verdict == "yes"

@@ -103,4 +103,4 @@ def test_another_process_that_steals_the_steps_is_seen_beside_them(model: Path, 
         timeout=120,
     )
     assert report.returncode == 0, report.stderr
-    assert "Collecting took" in report.stdout and "waiting for a CPU" in report.stdout
+    assert "Collecting from the machine took" in report.stdout and "waiting for a CPU" in report.stdout

@@ -262,6 +262,28 @@ def test_threads_that_come_and_go_never_make_the_sum_fall(tree: Tree, writer: Tr
     assert values(writer, "process:42", "on_cpu_ns") == [0, 250, 300]
 
 
+def test_threads_that_ended_between_two_samples_are_in_the_cpu_time_and_told(
+    tree: Tree, writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hoptrace.collectors.hardware.processes.process.SUMMED_THREADS", 13)  # the process has 14
+    tree.process(42, user=100)
+    tree.thread(42, 42, on_cpu=0, delay=0)
+    c = collector(tree, writer)
+    c.probe()
+    c.sample()
+    for user, on_cpu in ((130, 300_000_000), (182, 300_000_000), (183, 800_000_000), (300, 810_000_000)):
+        tree.process(42, user=user)
+        tree.thread(42, 42, on_cpu=on_cpu, delay=7)
+        c.source._threads_due_ns = 0
+        c.sample()
+    # The process's own ticks lead by what no thread has; two ticks are its files' coarseness.
+    assert values(writer, "process:42", "unread_cpu_ns") == [0, 0, 500_000_000, 500_000_000, 1_170_000_000]
+    assert values(writer, "process:42", "on_cpu_ns") == [0, 300_000_000, 800_000_000, 1_300_000_000, 1_980_000_000]
+    assert values(writer, "process:42", "run_delay_ns")[-1] == 7
+    (event,) = (e["detail"] for e in rows(writer, "events") if "are read" in e["detail"])
+    assert event == "process 42 has 14 threads, of which 13 are read"
+
+
 def test_rows_of_threads_are_bounded_to_the_busiest(tree: Tree, writer: TraceWriter) -> None:
     tree.process(42)
     for tid in range(42, 242):
@@ -316,7 +338,7 @@ def test_a_process_that_dies_is_lost_and_not_zero(tree: Tree, writer: TraceWrite
     c.sample()
     lost = [r for r in rows(writer) if r["status"] == "lost"]
     assert {r["value_int"] for r in lost} == {None} and {r["entity"] for r in lost} == {"process:42"}
-    assert len({r["name"] for r in lost}) == len(lost) == 9, "each counter is lost, once"
+    assert len({r["name"] for r in lost}) == len(lost) == 10, "each counter is lost, once"
     assert [e["kind"] for e in rows(writer, "events")] == ["stop"]
 
 
@@ -478,7 +500,7 @@ def test_a_worker_that_dies_is_lost_and_the_server_is_not(tree: Tree, writer: Tr
     c.sample()
     c.sample()
     lost = [r for r in rows(writer) if r["entity"] == "process:60" and r["status"] == "lost"]
-    assert {r["value_int"] for r in lost} == {None} and len({r["name"] for r in lost}) == len(lost) == 9
+    assert {r["value_int"] for r in lost} == {None} and len({r["name"] for r in lost}) == len(lost) == 10
     events = rows(writer, "events")
     assert [e["detail"] for e in events if "gone" in e["detail"]] == ["process 60 is gone (worker)"]
     assert {e["kind"] for e in events} == {"process"}, "the server has not stopped"

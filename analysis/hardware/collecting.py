@@ -45,9 +45,11 @@ class Collector:
 
 @dataclass(frozen=True)
 class Cost:
-    """``collectors``: the dearest first. ``share``: of one core, all together; null where none was long enough to tell."""
+    """``collectors``: the dearest first. ``share``: of one core, all together; null where none was long enough to tell.
+    ``whole_share``: the same of hoptrace's process with its proxy, polling of pages and writing; null if not recorded."""
 
     collectors: list[Collector]
+    whole_share: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -60,7 +62,14 @@ class Cost:
 
     def as_dict(self) -> dict[str, Any]:
         share = None if self.share is None else round(self.share, 6)
-        return {"share": share, "allowed": ALLOWED, "over": self.over, "collectors": [c.as_dict() for c in self.collectors]}
+        whole = None if self.whole_share is None else round(self.whole_share, 6)
+        return {
+            "share": share,
+            "whole_share": whole,
+            "allowed": ALLOWED,
+            "over": self.over,
+            "collectors": [c.as_dict() for c in self.collectors],
+        }
 
 
 def collecting(totals: pl.DataFrame) -> Cost:
@@ -87,4 +96,8 @@ def collecting(totals: pl.DataFrame) -> Cost:
                 total("missed"), gauge("every_ns", "mean"), gauge("late_ns", "largest"),
             )
         )  # fmt: skip
-    return Cost(sorted(found, key=lambda c: (-(c.share or 0), c.name)))
+    own = totals.filter(
+        pl.col("entity").str.starts_with("hoptrace:") & (pl.col("name") == "on_cpu_ns") & (pl.col("counted_ns") > 0)
+    )
+    whole = float((own["total"] / own["counted_ns"]).sum()) if own.height else None
+    return Cost(sorted(found, key=lambda c: (-(c.share or 0), c.name)), whole)

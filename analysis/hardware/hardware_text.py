@@ -157,6 +157,8 @@ def _cost(c: Cost) -> list[str]:
         f"{x.name} {percent(x.share)}" + (f" ({duration_text(x.each_ns)} a sample)" if x.each_ns else "")
         for x in c.collectors[:4]
     )
-    said = f"Collecting took {c.share:.2%} of a core ({'over' if c.over else 'within'} the {ALLOWED:.0%} it may): {dear}."
+    whole = "" if c.whole_share is None else f" All of hoptrace took {percent(c.whole_share)} (proxy, servers' pages, writing)."
+    limit = f"{'over' if c.over else 'within'} the {ALLOWED:.0%} that may"
+    said = f"Collecting from the machine took {c.share:.2%} of a core ({limit}): {dear}.{whole}"
     missed = sum(x.missed or 0 for x in c.collectors)
     return [said] + ([f"{counted(missed, 'beat')} of its sources {'was' if missed == 1 else 'were'} missed."] if missed else [])

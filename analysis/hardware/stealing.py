@@ -19,7 +19,9 @@ import polars as pl
 from hoptrace.analysis.hardware.rank import Rank, drawn, rank
 from hoptrace.analysis.hardware.stealing_says import Answer, unknown, verdict
 from hoptrace.analysis.hardware.stepbins import StepBins, cost_of, grid_of, own_steps, step_bins
+from hoptrace.analysis.hardware.threads import UNREAD
 from hoptrace.analysis.query import query_with
+from hoptrace.analysis.text import percent
 from hoptrace.reader import Trace
 from hoptrace.stepcost import StepCost
 
@@ -41,6 +43,7 @@ _STEPS = 3  # that a bin needs
 _THREAD = r"^thread:(\d+)/"
 _COMPUTES = 0.1  # of the busiest thread's CPU time
 _ENOUGH = 0.8  # of the processes' CPU time that the threads must make up
+_ENOUGH_LOST = 0.1  # of the CPU time: more of it by threads whose waiting is not known, and the delay tells too little
 _COVER = 0.9  # of a bin that samples must cover
 _LEAST = {"run_delay_share": _SPREAD, "involuntary_per_s": 0.0, "foreign_share": _SPREAD, "steal_share": 0.0}
 
@@ -128,6 +131,9 @@ def stealing(
     delay = wanted.filter(pl.col("what") == "delay")
     if not delay.height:
         return _of(server, unknown(server, "no run-queue delay of its threads was recorded"))
+    if not computing and (lost := _unread(totals, processes)) > _ENOUGH_LOST:
+        why = f"{percent(lost)} of its CPU time was of threads that ended between two samples, whose waiting nobody saw"
+        return _of(server, unknown(server, why))
     mine = own_steps(steps, server)
     every = int((delay["to_ns"] - delay["from_ns"]).sum() // max(1, int(delay["samples"].sum()) - delay.height))
     # A counter that stands still is written ten times less often: what it says is as fine as its source's beat all the same.
@@ -160,6 +166,13 @@ def _computing(totals: pl.DataFrame, processes: Sequence[str]) -> list[str]:
         return []
     most = threads.filter(pl.col("total") >= _COMPUTES * pl.col("total").max())["entity"].to_list()
     return most if set(most) <= set(delays) else []
+
+
+def _unread(totals: pl.DataFrame, processes: Sequence[str]) -> float:
+    """Share of the processes' CPU time that threads had which were not read."""
+    own = totals.filter(pl.col("entity").is_in(list(processes)))
+    all_of_it, lost = (float(own.filter(pl.col("name") == n)["total"].sum() or 0) for n in ("on_cpu_ns", UNREAD))
+    return lost / all_of_it if all_of_it else 0.0
 
 
 def _wanted(totals: pl.DataFrame, processes: Sequence[str], computing: Sequence[str]) -> pl.DataFrame:

@@ -10,7 +10,7 @@ import polars as pl
 
 from hoptrace.manifest import Manifest
 
-__all__ = ["CALLS", "COUNTS", "CYCLES", "NAMES", "Did", "Threads", "threads_of"]
+__all__ = ["CALLS", "COUNTS", "CYCLES", "NAMES", "UNREAD", "Did", "Threads", "threads_of"]
 
 CALLS = ("futex_calls", "poll_calls", "ioctl_calls", "yield_calls")
 """System calls, counted through tracepoints."""
@@ -20,9 +20,13 @@ COUNTS = (
     "on_cpu_ns", "run_delay_ns", "timeslices", "voluntary_switches", "involuntary_switches", "migrations", "minor_faults",
     "major_faults", *CALLS, *CYCLES,
 )  # fmt: skip
-NAMES = frozenset(COUNTS)
+UNREAD = "unread_cpu_ns"
+"""CPU time of threads that ended between two samples: nobody knows what else those did."""
+NAMES = frozenset((*COUNTS, UNREAD))
 
 _MOST = 64
+_LITTLE = 0.01  # of the CPU time: threads that ended did no more that is worth a word
+_ENDS_TOLD = ("on_cpu_ns", "minor_faults", "major_faults")  # which the process's own files keep of threads that ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,9 @@ def threads_of(
                 break
         else:
             sums[name] = None
+    unread = mine.filter((pl.col("name") == UNREAD) & pl.col("entity").is_in(list(processes)))["total"].sum() or 0
+    if unread > _LITTLE * (sums["on_cpu_ns"] or 0):
+        sums_of |= {name: "threads" for name, of in sums_of.items() if of == "process" and name not in _ENDS_TOLD}
     missing = {name: _why(name, manifest) for name in COUNTS if sums[name] is None}
     return Threads(found[:_MOST], max(0, len(found) - _MOST), sums, sums_of, steps, output_tokens, missing)
 

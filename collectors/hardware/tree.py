@@ -29,7 +29,9 @@ _ROLES: tuple[tuple[re.Pattern[str], Role], ...] = (
     (re.compile(r"^sglang::detokenizer", re.I), "helper"),
     (
         re.compile(
-            r"^VLLM::ApiServer|api_server|vllm serve|launch_server|llama-server|trtllm-serve|text-generation|dynamo", re.I
+            r"^VLLM::ApiServer|api_server|vllm serve|launch_server|llama-server|llama_cpp\.server|hoptrace\.demo_server"
+            r"|trtllm-serve|text-generation|dynamo",
+            re.I,
         ),
         "api",
     ),

@@ -112,7 +112,7 @@ class Pid(click.ParamType[Any]):
     default="1%",
     metavar="1%|none",
     show_default=True,
-    help="What all counters may take of a core; what costs more is read half as often.",
+    help="What all counters of the machine may take of a core; what costs more is read half as often.",
 )
 @click.option(
     "--proc", type=click.Path(path_type=Path), default="/proc", metavar="DIR", help="The host's /proc, seen from a container."

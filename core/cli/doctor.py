@@ -95,6 +95,8 @@ def _asked(pid: int | None, scrape: tuple[str, ...], tracepoints: Any, proc: Pat
         raise EnvironmentProblem(
             f"{proc} is no Linux /proc.", hint="hoptrace reads counters of Linux; name a /proc after --proc."
         )
+    if not (sysfs / "devices").is_dir():
+        raise EnvironmentProblem(f"{sysfs} is no Linux /sys.", hint="Name a /sys after --sys.")
     if pid is not None and not (proc / str(pid)).exists():
         raise UsageError(f"There is no process {pid}.", hint="Give the server's number, or leave --pid out.")
     here = servers_here(proc)

@@ -94,14 +94,7 @@ class CpuSource:
             if times is None or len(times) < len(_FIELDS):
                 continue
             entity = f"cpu:{line[3 : line.find(b' ')].decode()}"
-            # user with nice, system with interrupts: what a per-CPU view is looked at for.
-            user, nice, system, idle, _, irq, softirq, steal = times[: len(_FIELDS)]
-            for name, ticks in (
-                ("user_ns", user + nice),
-                ("system_ns", system + irq + softirq),
-                ("steal_ns", steal),
-                ("idle_ns", idle),
-            ):
+            for name, ticks in zip(_FIELDS, times, strict=False):
                 number = out.series(entity, name, "ns", "cumulative", incarnation=self._boot, width_bits=64)
                 out.put(number, ticks * procfs.TICK_NS)
             cpus += 1

@@ -15,7 +15,7 @@ from hoptrace.collectors.hardware import procfs
 from hoptrace.collectors.hardware.file import KeptFile
 from hoptrace.collectors.hardware.processes.slowly import Slowly
 from hoptrace.collectors.hardware.processes.thread_rows import ThreadRows
-from hoptrace.collectors.hardware.processes.threads import Threads, schedstat_of
+from hoptrace.collectors.hardware.processes.threads import SUMMED_THREADS, Threads, schedstat_of
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots, Server, status_of
 from hoptrace.collectors.hardware.tree import tree_of
@@ -27,7 +27,10 @@ MAX_THREADS = 64
 
 _THREADS_EVERY_NS, _TREE_EVERY_NS, _SEARCH_EVERY_NS = 1_000_000_000, 5_000_000_000, 2_000_000_000
 _TOLD_ROLES = ("api", "engine", "worker")
-_SUMS = (("on_cpu_ns", "ns"), ("run_delay_ns", "ns"), ("timeslices", "times"))
+_SUMS = (("on_cpu_ns", "ns"), ("unread_cpu_ns", "ns"), ("run_delay_ns", "ns"), ("timeslices", "times"))
+"""Over all threads since the process was seen first. ``unread_cpu_ns``: what of on_cpu_ns was of threads that ended between two
+samples or are beyond those that are read, by the process's own time (whole ticks, two of which are let go): how long those waited
+for a CPU nobody knows, so the two after it are lower bounds then."""
 _STAT = (
     ("cpu_user_ns", "ns"), ("cpu_system_ns", "ns"), ("minor_faults", "faults"), ("major_faults", "faults"),
 )  # fmt: skip
@@ -42,6 +45,9 @@ class _Life:
         self.threads = Threads(folder, start_ticks)
         self.listed = 0
         self.summed = False  # whether there were threads whose time could be read
+        self.first_cpu_ns: int | None = None
+        self.unread_ns = 0
+        self.crowded = False
         entity, self.incarnation = f"process:{pid}", f"{boot}/{start_ticks}"
         self.counted = [
             out.series(entity, name, unit, "cumulative", incarnation=self.incarnation, width_bits=64) for name, unit in _STAT
@@ -55,6 +61,12 @@ class _Life:
         ]
         self.slowly = Slowly(folder, entity, self.incarnation)
         self.rows: dict[int, ThreadRows] = {}
+
+    def account(self, cpu_ns: int) -> None:
+        """After all threads were read: what their sum lacks of the process's own time, which those that ended are part of."""
+        if self.first_cpu_ns is None:
+            self.first_cpu_ns = cpu_ns
+        self.unread_ns = max(self.unread_ns, cpu_ns - self.first_cpu_ns - 2 * procfs.TICK_NS - self.threads.on_cpu_ns)
 
     def close(self) -> None:
         for thread in self.rows.values():
@@ -179,6 +191,7 @@ class ProcessSource:
                 raise ProcessLookupError(errno.ESRCH, "gone")  # the number was given to another process, or this one has ended
             if threads_too or stat.threads != life.listed:
                 life.threads.look()
+                life.account(stat.user_ns + stat.system_ns)
                 life.listed = stat.threads
             else:
                 life.threads.read()
@@ -195,8 +208,13 @@ class ProcessSource:
         out.put_all(life.gauges, (stat.threads, stat.rss_bytes))
         life.summed = life.summed or bool(life.threads.known)
         if life.summed:
-            # Over all threads, since this source came.
-            out.put_all(life.sums, (life.threads.on_cpu_ns, life.threads.run_delay_ns, life.threads.timeslices))
+            seen, unread = life.threads, life.unread_ns
+            out.put_all(life.sums, (seen.on_cpu_ns + unread, unread, seen.run_delay_ns, seen.timeslices))
+        if stat.threads > SUMMED_THREADS and not life.crowded:
+            life.crowded = True
+            out.event(
+                "process", f"process {life.pid} has {stat.threads} threads, of which {SUMMED_THREADS} are read", self.server
+            )
         if threads_too:
             life.slowly.sample(out)
 

@@ -66,18 +66,15 @@ def networks(roots: Roots, pci: Sequence[PciDevice], host: str | None) -> _Graph
             "source": "the interface's speed (sysfs)" if adapter.bytes_per_s else None,
         }  # fmt: skip
         links.append({k: v for k, v in link.items() if v is not None})
+    # What crosses the PCIe links of adapters and disks nobody counts at the device (at the root port: source iio-ports).
     for node in nodes:
         device = next((d for d in pci if d.bdf == node.get("bdf")), None)
         near = f"dram{device.numa}" if device and device.numa is not None else host
         if near:
-            links.append(_link(f"{node['name']}-{near}", node["name"], near, "pcie", _pcie(device), device))
+            links.append(_link(f"{node['name']}-{near}", node["name"], near, "pcie", None, device))
     if nodes:
         nodes.append({"name": "network", "kind": "network"})
     return nodes, links
-
-
-def _pcie(device: PciDevice | None) -> str | None:
-    return f"pcie:{device.bdf}" if device else None
 
 
 def _node(name: str, kind: str, device: PciDevice | None) -> dict[str, Any]:
