@@ -102,6 +102,7 @@ def environment(folder: Path, control: Path) -> dict[str, str]:
 
 def capture(tmp: Path, lines: dict[str, str], *steps: dict[str, Any], folder: Path | None = None, **order: Any) -> Captured:
     """Capture these steps, in a process of its own; ``order`` goes to :mod:`support.nvml_capture`."""
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (the extra `nvidia`)")
     out, asked = tmp / "t.trace", tmp / "order.json"
     asked.write_text(json.dumps({"out": str(out), "lines": lines, "steps": list(steps) or [{}], **order}))
     env = environment(folder or compiled(), tmp / "gpus")
