@@ -56,6 +56,24 @@ def test_another_process_steals_the_step() -> None:
     assert a.short.startswith("Yes, others steal steps: ") and a.short.endswith("at most 8.99 ms.")
 
 
+def test_long_steps_count_in_the_means_though_their_bins_have_too_few_to_be_compared() -> None:
+    """The last ten seconds are four steps of 2.5 s, in which the thread waits all but always."""
+    rows = hardware_rows()
+    rows["steps"] = [r for r in rows["steps"] if r["end_ns"] <= 30 * S]
+    first = len(rows["steps"])
+    for i in range(4):
+        at = 30 * S + round(i * 2.5 * S)
+        rows["steps"].append(rows["steps"][0] | {"step": first + i, "start_ns": at, "end_ns": at + round(2.5 * S)})
+    for r in rows["counters"]:
+        if r["name"] == "run_delay_ns" and r["entity"] != "thread:7/9" and r["time_ns"] > 30 * S:
+            r["value_int"] = round(10 * 0.3 * S) + round((r["time_ns"] - 30 * S) * 0.95)
+    (a,) = hardware(MemoryTrace(rows, SERVER)).stealing
+    assert (a.steps, a.few_steps, a.bins) == (first + 4, 4, 30)
+    assert a.step_ns == pytest.approx(40 * S / a.steps, rel=0.01)
+    assert a.delay_ns_per_step == pytest.approx((3 + 9.5) * S / a.steps, rel=0.02), "all that it waited, over all steps"
+    assert "; 4 steps in bins of fewer than three left out)" in a.says and " left out" not in a.short
+
+
 def test_its_own_threads_are_more_than_the_cpus() -> None:
     a = answer(foreign=0.02)
     assert a.verdict == "yes" and a.says.startswith("Not others steal steps, its own threads are more than the CPUs.")
@@ -176,7 +194,8 @@ def test_threads_devices_and_what_it_cost() -> None:
         "1 error counter of devices and links stayed as they were.",
         "Busiest interrupts: irq:45 (PCI-MSIX 3-edge nvme0q3) 4,000 (100 a second).",
         "Pressure, share of the time: cpu some 15%.",
-        "Collecting from the machine took 1.20% of a core (over the 1% that may): nvml 0.8% (800 µs a sample), processes 0.4% (400 µs a sample).",
+        "Collecting from the machine took 1.20% of a core (over the 1% that may): nvml 0.8% (800 µs a sample), processes 0.4% "
+        "(400 µs a sample).",
         "2 beats of its sources were missed.", "tracepoints  tracefs is not mounted  mount it",
     ):  # fmt: skip
         assert line in text, line

@@ -337,8 +337,9 @@ def test_a_process_that_dies_is_lost_and_not_zero(tree: Tree, writer: TraceWrite
     tree.end(42)
     c.sample()
     lost = [r for r in rows(writer) if r["status"] == "lost"]
-    assert {r["value_int"] for r in lost} == {None} and {r["entity"] for r in lost} == {"process:42"}
-    assert len({r["name"] for r in lost}) == len(lost) == 10, "each counter is lost, once"
+    assert {r["value_int"] for r in lost} == {None} and {r["entity"] for r in lost} == {"process:42", "thread:42/42"}
+    read = {(r["entity"], r["name"]) for r in rows(writer) if r["status"] == "ok" and ":42" in r["entity"]}
+    assert {(r["entity"], r["name"]) for r in lost} == read and len(lost) == len(read) == 17, "each counter is lost, once"
     assert [e["kind"] for e in rows(writer, "events")] == ["stop"]
 
 

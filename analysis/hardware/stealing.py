@@ -80,8 +80,9 @@ class Stealing:
     Attributes:
         verdict: yes (waiting and slow steps go together), no (nothing worth a word was waited, or steps are not slower with it),
             unknown (``why`` says the reason). short: in a sentence; says: in several.
-        bin_ns, bins, steps: what was compared: bins with steps and samples, steps in them.
-        step_ns: mean length; delay_ns_per_step: what the threads waited for a CPU meanwhile, summed, per step: no more can have
+        bin_ns, bins: what was compared: bins with three steps or more, and samples. steps: of all bins with samples;
+            few_steps: of those the ones in bins of fewer than three, which stand in the means and not in the comparison.
+        step_ns: mean length; delay_ns_per_step: what the threads waited for a CPU in all bins, summed, per step: no more can have
             been lost at the mean; delay_share: of the time that they wanted a CPU. who: which threads, in words.
         together: rank correlation with the slowness of the steps, by what: run_delay_share, involuntary_per_s, foreign_share,
             steal_share.
@@ -98,6 +99,7 @@ class Stealing:
     bin_ns: int | None = None
     bins: int = 0
     steps: int = 0
+    few_steps: int = 0
     step_ns: float | None = None
     delay_ns_per_step: float | None = None
     delay_share: float | None = None
@@ -107,7 +109,8 @@ class Stealing:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            **{k: getattr(self, k) for k in ("server", "verdict", "short", "says", "why", "who", "bin_ns", "bins", "steps")},
+            **{k: getattr(self, k) for k in ("server", "verdict", "short", "says", "why", "who")},
+            **{k: getattr(self, k) for k in ("bin_ns", "bins", "steps", "few_steps")},
             "step_ns": _whole(self.step_ns), "delay_ns_per_step": _whole(self.delay_ns_per_step),
             "delay_share": _digits(self.delay_share),
             "together": {k: v.as_dict() for k, v in self.together.items()},
@@ -198,7 +201,7 @@ def _wanted(totals: pl.DataFrame, processes: Sequence[str], computing: Sequence[
 
 
 def _series(taken: StepBins, told: pl.DataFrame) -> pl.DataFrame:
-    """By bin that has steps and samples: from_ns, steps, took_ns, cost_ns, delay_ns, wanted_ns; run_delay_share,
+    """By bin that has samples: from_ns, steps, took_ns, cost_ns, delay_ns, wanted_ns; run_delay_share,
     involuntary_per_s, foreign_share, steal_share (null where not recorded)."""
     g = taken.grid
     frame = pl.DataFrame({
@@ -209,31 +212,33 @@ def _series(taken: StepBins, told: pl.DataFrame) -> pl.DataFrame:
         some = told.filter((pl.col("what") == what) & (pl.col("counted_ns") >= _COVER * g.width_ns))
         frame = frame.join(some.select("bin", pl.col("grown").alias(what)), on="bin", how="left")
     wanted, all_of_it = pl.col("delay") + pl.col("cpu"), pl.col("busy") + pl.col("idle")
-    return frame.filter((pl.col("steps") >= _STEPS) & (pl.col("cost_ns") > 0) & pl.col("delay").is_not_null()).select(
+    return frame.drop_nulls("delay").select(
         "from_ns", "steps", "took_ns", "cost_ns", pl.col("delay").alias("delay_ns"), wanted.alias("wanted_ns"),
         pl.when(wanted > 0).then(pl.col("delay") / wanted).alias("run_delay_share"),
         (pl.col("involuntary") * 1e9 / g.width_ns).alias("involuntary_per_s"),
         pl.when(pl.col("busy") > 0).then(((pl.col("busy") - pl.col("known")) / pl.col("busy")).clip(0, 1)).alias("foreign_share"),
         pl.when(all_of_it > 0).then(pl.col("steal") / all_of_it).alias("steal_share"),
-        (pl.col("took_ns") / pl.col("cost_ns") - 1).alias("slowness"),
+        pl.when(pl.col("cost_ns") > 0).then(pl.col("took_ns") / pl.col("cost_ns") - 1).alias("slowness"),
     )  # fmt: skip
 
 
-def _answer(server: str, who: str, series: pl.DataFrame, width: int) -> Stealing:
-    n = int(series["steps"].sum())
+def _answer(server: str, who: str, every: pl.DataFrame, width: int) -> Stealing:
+    """``every``: bin. A long step leaves bins without any: its threads' waiting there counts in the means all the same."""
+    series = every.filter((pl.col("steps") >= _STEPS) & pl.col("slowness").is_not_null())
+    n = int(every["steps"].sum())
     if not n:
         why = "no bin of the clock has both steps and samples of its threads' run-queue delay"
         return _of(server, unknown(server, why), bin_ns=width)
-    step, delay = float(series["took_ns"].sum()) / n, float(series["delay_ns"].sum()) / n
-    known = series.drop_nulls("run_delay_share")
-    wanted = float(known["wanted_ns"].sum())
-    share = float(known["delay_ns"].sum()) / wanted if wanted else None
+    step, delay = float(every["took_ns"].sum()) / n, float(every["delay_ns"].sum()) / n
+    wanted = float(every["wanted_ns"].sum())
+    share = float(every.drop_nulls("wanted_ns")["delay_ns"].sum()) / wanted if wanted else None
+    few = n - int(series["steps"].sum())
     together = {what: _rank(series, what, least) for what, least in _LEAST.items()}
-    contrast = None if together["run_delay_share"].why is not None else _contrast(known)
-    answer = verdict(who, step, delay, share, together["run_delay_share"], contrast, width)
+    contrast = None if together["run_delay_share"].why is not None else _contrast(series.drop_nulls("run_delay_share"))
+    answer = verdict(who, step, delay, share, together["run_delay_share"], contrast, width, few)
     shown = series.select("from_ns", "steps", "slowness", "run_delay_share", "involuntary_per_s", "foreign_share", "steal_share")
     return _of(
-        server, answer, who=who, bin_ns=width, bins=series.height, steps=n, step_ns=step, delay_ns_per_step=delay,
+        server, answer, who=who, bin_ns=width, bins=series.height, steps=n, few_steps=few, step_ns=step, delay_ns_per_step=delay,
         delay_share=share, together=together, contrast=contrast, series=shown,
     )  # fmt: skip
 

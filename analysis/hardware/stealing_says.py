@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hoptrace.analysis.hardware.rank import Rank
-from hoptrace.analysis.text import duration_text, percent
+from hoptrace.analysis.text import counted, duration_text, percent
 
 if TYPE_CHECKING:
     from hoptrace.analysis.hardware.stealing import Contrast
@@ -35,10 +35,12 @@ def unknown(server: str, why: str) -> Answer:
     return Answer("unknown", said, said, why)
 
 
-def verdict(who: str, step: float, delay: float, share: float | None, found: Rank, c: Contrast | None, width: int) -> Answer:
+def verdict(
+    who: str, step: float, delay: float, share: float | None, found: Rank, c: Contrast | None, width: int, few: int = 0
+) -> Answer:
     """Durations in ns. ``who``: which threads; ``step``: mean length; ``delay``: what the threads waited for a CPU, summed, per
     step; ``share``: of the time that they wanted one; ``found``: correlation of that share with the slowness of the steps;
-    ``width``: of a bin."""
+    ``width``: of a bin; ``few``: steps in bins that have too few to be compared."""
     each = f"{duration_text(delay)} for each step of {duration_text(step)}"
     waited = f"{who} waited {percent(share)} of the time a CPU was wanted, {each}"
     if delay < LITTLE * step:
@@ -56,6 +58,8 @@ def verdict(who: str, step: float, delay: float, share: float | None, found: Ran
         f"rank correlation {found.rho:+.2f} (95 %: {found.low:+.2f} to {found.high:+.2f}) over {found.n} bins of "
         f"{duration_text(width)}"
     )
+    if few:
+        told += f"; {counted(few, 'step')} in bins of fewer than three left out"
     if not found.rises:
         if found.high is not None and found.high < _FAINT:
             said = f"No sign that others steal steps: steps are not slower when threads wait for a CPU ({told})."

@@ -96,12 +96,13 @@ class CgroupSource:
     def probe(self) -> Found:
         if not self._servers:
             return Found("absent", "no server is named whose group could be looked at", "hoptrace attach")
-        found, reasons = [], []
+        found, reasons, remedy = [], [], "name the process after --pid, or run as root"
         for server in self._servers:
             process = server.find()
             if process.pid is None:
                 reasons.append(process.reason or "its process is not known")
                 continue
+            remedy = "put the server into a group of its own (systemd, a container)"
             try:
                 place = place_of(process.pid, self._roots.proc, self._roots.sys)
             except OSError as e:
@@ -112,9 +113,7 @@ class CgroupSource:
                 continue
             found.append(f"{place.path}{'' if group.pressure else ' (first version: no pressure)'}")
         if not found:
-            return Found(
-                "absent", "; ".join(dict.fromkeys(reasons)), "put the server into a group of its own (systemd, a container)"
-            )
+            return Found("absent", "; ".join(dict.fromkeys(reasons)), remedy)
         return Found("ok", "; ".join(dict.fromkeys(reasons)) or None, sees=", ".join(dict.fromkeys(found)))
 
     def open(self, out: Sink) -> None:

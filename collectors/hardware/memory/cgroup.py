@@ -57,7 +57,9 @@ class CgroupMemorySource:
             found.append(f"{place.path}{old}")
         told = "; ".join(dict.fromkeys(reasons)) or None
         if not found:
-            return Found("absent", told, "put the server into a group of its own (systemd, a container)")
+            known = any(s.find().pid is not None for s in self._servers)
+            group = "put the server into a group of its own (systemd, a container)"
+            return Found("absent", told, group if known else "name the process after --pid, or run as root")
         return Found("ok", told, sees=", ".join(dict.fromkeys(found)))
 
     def open(self, out: Sink) -> None:

@@ -42,13 +42,23 @@ def tracefs(roots: Roots) -> Path | None:
     return None
 
 
+def _why_not(place: Path) -> Found:
+    try:
+        mounted = any(place.iterdir())
+    except PermissionError:
+        return Found("denied", f"only root may read {place}", "run as root")
+    except OSError:
+        return Found("absent", "this kernel has no tracepoints (CONFIG_FTRACE)", "a kernel with CONFIG_FTRACE_SYSCALLS")
+    if mounted:
+        return Found("absent", "this kernel has no tracepoints of calls", "a kernel with CONFIG_FTRACE_SYSCALLS")
+    return Found("absent", "tracefs is not mounted", "as root: mount -t tracefs nodev /sys/kernel/tracing")
+
+
 def found_at(roots: Roots) -> tuple[dict[str, Sequence[Event]], Found | None]:
     """The events by counter, or why there are none. Calls that this kernel does not have are left out."""
     place = tracefs(roots)
     if place is None:
-        there = (roots.sys / "kernel/tracing").is_dir()
-        reason = "tracefs is not mounted, or only root may read it" if there else "this kernel has no tracepoints (CONFIG_FTRACE)"
-        return {}, Found("absent", reason, "as root: mount -t tracefs nodev /sys/kernel/tracing" if there else None)
+        return {}, _why_not(roots.sys / "kernel/tracing")
     events: dict[str, Sequence[Event]] = {}
     for name, calls in CALLS.items():
         numbers = [read_int(place / f"events/syscalls/sys_enter_{call}/id") for call in calls]

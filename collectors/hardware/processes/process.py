@@ -201,6 +201,8 @@ class ProcessSource:
             out.at(before, out.now_ns())
             out.fail([*life.counted, *life.gauges, *(life.sums if life.summed else ())], "lost" if gone else status)
             if gone:
+                life.slowly.lost(out)
+                out.fail([n for thread in life.rows.values() for n in thread.numbers], "lost")
                 self._gone(life, out)
             return
         out.at(before, out.now_ns())

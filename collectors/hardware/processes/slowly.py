@@ -30,6 +30,11 @@ class Slowly:
         self._status, self._io = KeptFile(folder / "status"), KeptFile(folder / "io")
         self._entity, self._incarnation = entity, incarnation
         self._denied = False
+        self._read: dict[int, None] = {}
+
+    def lost(self, out: Sink) -> None:
+        """The process is gone: so is what could be read of it."""
+        out.fail(self._read, "lost")
 
     def sample(self, out: Sink) -> None:
         swap = out.series(self._entity, "swap_bytes", "bytes", "gauge", incarnation=self._incarnation)
@@ -42,6 +47,7 @@ class Slowly:
             words = data[at + len(_SWAP) : at + 40].split() if at >= 0 else []
             if words and words[0].isdigit():
                 out.put(swap, int(words[0]) * 1024)
+                self._read[swap] = None
         numbers = [
             out.series(self._entity, name, unit, "cumulative", incarnation=self._incarnation, width_bits=64)
             for _, name, unit in _IO
@@ -64,6 +70,7 @@ class Slowly:
             word = data[at + len(key) : end if end >= 0 else None]
             if (at or data.startswith(key)) and word.isdigit():
                 out.put(number, int(word))
+                self._read[number] = None
 
     def close(self) -> None:
         self._status.close()
