@@ -541,7 +541,7 @@ def test_the_server_that_goes_takes_its_tree_with_it(tree: Tree, writer: TraceWr
     n = len(rows(writer))
     c.sample()
     new = rows(writer)[n:]
-    assert {r["entity"] for r in rows(writer) if r["status"] == "lost"} == {"process:42"}
+    assert {r["entity"] for r in rows(writer) if r["status"] == "lost"} == {"process:42", "thread:42/42"}
     assert c.pid is None and new
 
 
