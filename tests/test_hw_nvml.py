@@ -66,6 +66,15 @@ def test_bytes_of_each_nvlink_are_kept_apart_by_link_and_direction(tmp_path: Pat
     assert {r["entity"] for r in c.counters if r["name"] == "data_bytes"} == {link for gpu in LINKS for link in gpu}
 
 
+def test_links_to_the_cpu_are_told_one_by_one(tmp_path: Path) -> None:
+    lines = {"f.1.170.0": "1:2", "f.1.171.0": "1:1", "f.1.171.1": "1:0", "f.1.232.1": "3:5", "gpm.1": "1", "g.1.100": "2"}
+    c = capture(tmp_path, two_gpus() | lines, {}, {"lines": {"f.1.232.1": "3:6"}})
+    assert [c.of(f"c2c:{UUIDS[1]}/{n}", "state") for n in range(2)] == [[1], [0]]
+    assert [c.of(f"c2c:{UUIDS[1]}/{n}", "replay_errors") for n in range(2)] == [["unsupported"], [5, 6]]
+    assert c.of(f"c2c:{UUIDS[1]}", "raw_bytes_per_s", "tx") == [2 << 20], "rates are of all links together"
+    assert not any(r["entity"].startswith(f"c2c:{UUIDS[0]}") for r in c.counters), "a GPU that has none"
+
+
 def test_links_that_are_not_told_one_by_one_are_told_as_their_sum(tmp_path: Path) -> None:
     lines = {k: v for k, v in two_gpus().items() if not k.startswith(("f.0.138", "f.0.139"))}
     c = capture(tmp_path, lines | {"f.0.138.4294967295": "3:7", "f.0.139.4294967295": "3:8"})
@@ -108,7 +117,7 @@ def test_a_counter_that_may_have_gone_round_between_two_readings_is_told(tmp_pat
 
 
 def test_absent_denied_and_zero_are_different(tmp_path: Path) -> None:
-    lines = two_gpus() | {"f.0.140.0": "3:0", "f.0.186.0": "r:4", "f.0.191.0": "3:0", "f.0.75.0": "r:999"}
+    lines = two_gpus() | {"f.0.140.0": "3:0", "f.0.186.0": "r:4", "f.0.83.0": "3:0", "f.0.75.0": "r:999"}
     lines.pop("f.0.139.0")
     c = capture(tmp_path, lines, {}, {"lines": {"f.0.139.0": "3:9", "f.0.75.0": "3:5000"}})
     assert c.of(LINKS[0][0], "raw_bytes", "tx") == [0] and c.of(GPUS[0], "energy_mj") == [0]
@@ -140,8 +149,8 @@ def test_values_that_are_none_are_dropped_and_counted_by_reason(tmp_path: Path) 
 
 
 def test_types_of_values_are_read_by_what_they_say(tmp_path: Path) -> None:
-    first = {"f.0.186.0": "0:141.5", "f.0.191.0": "4:123456789012", "f.0.94.0": "5:7", "f.0.95.0": "6:65535"}
-    c = capture(tmp_path, two_gpus() | first, {}, {"lines": {"f.0.186.0": "1:142", "f.0.191.0": "3:123456789013"}})
+    first = {"f.0.186.0": "0:141.5", "f.0.83.0": "4:123456789012", "f.0.94.0": "5:7", "f.0.95.0": "6:65535"}
+    c = capture(tmp_path, two_gpus() | first, {}, {"lines": {"f.0.186.0": "1:142", "f.0.83.0": "3:123456789013"}})
     assert c.of(GPUS[0], "power_mw") == [141.5, 142] and c.of(GPUS[0], "energy_mj") == [123456789012, 123456789013]
     assert (c.of(PCIE[0], "replays"), c.of(PCIE[0], "replay_rollovers")) == ([7], [65535])
     assert c.column("width_bits", PCIE[0], "replay_rollovers") == [16]

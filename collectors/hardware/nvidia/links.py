@@ -7,9 +7,9 @@ from typing import Any
 from hoptrace.collectors.hardware.nvidia.errors import GONE, NvmlError
 from hoptrace.collectors.hardware.nvidia.fields import decoded, raw_of
 from hoptrace.collectors.hardware.nvidia.library import Nvml
-from hoptrace.collectors.hardware.nvidia.table import LINK_COUNT
+from hoptrace.collectors.hardware.nvidia.table import C2C_COUNT, LINK_COUNT
 
-__all__ = ["field_value", "nvlinks", "pcie_bytes_per_s"]
+__all__ = ["c2c_links", "field_value", "nvlinks", "pcie_bytes_per_s"]
 
 _MOST_LINKS = 72
 """Metrics of nvidia-ml-py 13.615 go up to link 71; NVML_NVLINK_MAX_LINKS is 36 there, and 18 until Blackwell."""
@@ -33,6 +33,11 @@ def nvlinks(nvml: Nvml, handle: Any) -> list[int]:
             break
         found.append(link)
     return found
+
+
+def c2c_links(nvml: Nvml, handle: Any) -> list[int]:
+    """Numbers of its links to the CPU (NVLink-C2C), up or not. NvmlError if the GPU is gone."""
+    return list(range(min(int(field_value(nvml, handle, C2C_COUNT) or 0), _MOST_LINKS)))
 
 
 def field_value(nvml: Nvml, handle: Any, number: int, scope: int = 0) -> int | float | None:

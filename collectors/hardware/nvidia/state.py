@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from hoptrace.collectors.hardware.nvidia.fields import Batch, Slot, link_slots
-from hoptrace.collectors.hardware.nvidia.links import nvlinks
+from hoptrace.collectors.hardware.nvidia.links import c2c_links, nvlinks
 from hoptrace.collectors.hardware.nvidia.owners import Owners
 from hoptrace.collectors.hardware.nvidia.per_gpu import PerGpu
 from hoptrace.collectors.hardware.nvidia.seat import Seat
-from hoptrace.collectors.hardware.nvidia.table import LINK_ERRORS, LINK_STATE, ONCE_A_SECOND, throttle_times
+from hoptrace.collectors.hardware.nvidia.table import C2C, LINK_ERRORS, LINK_STATE, ONCE_A_SECOND, throttle_times
 from hoptrace.collectors.hardware.sink import Sink, Status
 from hoptrace.collectors.hardware.source import Found
 
@@ -25,7 +25,7 @@ _MEMORY_V2 = 0x02000028
 
 
 class StateSource(PerGpu):
-    """Entities ``gpu:UUID``, ``pcie:BDF``, ``nvlink:UUID/LINK``, ``c2c:UUID``; ``process:PID/gpu:UUID`` for the servers' own
+    """Entities ``gpu:UUID``, ``pcie:BDF``, ``nvlink:UUID/LINK``, ``c2c:UUID/LINK``; ``process:PID/gpu:UUID`` for the servers' own
     processes."""
 
     kind = "-state"
@@ -46,10 +46,11 @@ class StateSource(PerGpu):
     def _begin(self, handle: Any, out: Sink) -> None:
         gpu = self._gpu
         links = nvlinks(self._nvml, handle)
-        places = {"gpu": gpu.entity, "c2c": f"c2c:{gpu.uuid}"} | ({"pcie": f"pcie:{gpu.bdf}"} if gpu.bdf else {})
+        places = {"gpu": gpu.entity} | ({"pcie": f"pcie:{gpu.bdf}"} if gpu.bdf else {})
         fields = (*ONCE_A_SECOND, *throttle_times(self._nvml.driver_version))
         slots = [Slot(f, places[f.of]) for f in fields if f.of in places]
         slots += link_slots((*LINK_STATE, *LINK_ERRORS), gpu.uuid, links)
+        slots += [Slot(f, f"c2c:{gpu.uuid}/{n}", n) for n in c2c_links(self._nvml, handle) for f in C2C]
         self._batch = Batch(self._nvml, slots, self._seat.incarnation)
 
     def _read(self, handle: Any, out: Sink) -> None:

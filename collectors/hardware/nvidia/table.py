@@ -10,15 +10,15 @@ from typing import Literal
 
 from hoptrace.collectors.hardware.sink import Direction, Semantics
 
-__all__ = ["ALL_LINKS", "Field", "LINK_BYTES", "LINK_COUNT", "LINK_ERRORS", "LINK_STATE", "ONCE_A_SECOND", "PCIE_BYTES", "POWER",
-           "throttle_times"]  # fmt: skip
+__all__ = ["ALL_LINKS", "C2C", "C2C_COUNT", "Field", "LINK_BYTES", "LINK_COUNT", "LINK_ERRORS", "LINK_STATE", "ONCE_A_SECOND",
+           "PCIE_BYTES", "POWER", "throttle_times"]  # fmt: skip
 
 Of = Literal["gpu", "pcie", "nvlink", "c2c"]
 
 ALL_LINKS = 0xFFFFFFFF
 """As scope of a field of NVLink: the sum over the links."""
 
-LINK_COUNT = 91
+LINK_COUNT, C2C_COUNT = 91, 170
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ LINK_ERRORS = (
 )
 ONCE_A_SECOND = (
     # Energy takes the driver milliseconds, and so does the averaged power: not for every tick.
-    Field(191, "gpu", "energy_mj", "mJ"),
+    # nvml.h: 191, of newer drivers, is the same.
+    Field(83, "gpu", "energy_mj", "mJ"),
     Field(185, "gpu", "average_power_mw", "mW", "gauge"),
     Field(74, "gpu", "power_throttle_ns", "ns"),
     Field(75, "gpu", "thermal_throttle_ns", "ns"),
@@ -101,6 +102,9 @@ ONCE_A_SECOND = (
     Field(181, "pcie", "unsupported_requests", "errors"),
     Field(182, "pcie", "lcrc_errors", "errors"),
     Field(183, "pcie", "lane_errors", "errors"),
+)
+# Of one link, as the scope says; nvml.h does not say so, NCCL and UCX ask in this way.
+C2C = (
     Field(171, "c2c", "state", "state", "gauge"),
     Field(231, "c2c", "crc_errors", "errors"),
     Field(232, "c2c", "replay_errors", "errors"),

@@ -12,13 +12,13 @@ from typing import Any
 from hoptrace.collectors.hardware.nvidia.errors import NvmlError
 from hoptrace.collectors.hardware.nvidia.gpus import Gpu, gpus, handle_of
 from hoptrace.collectors.hardware.nvidia.library import Nvml, library, within
-from hoptrace.collectors.hardware.nvidia.links import field_value, nvlinks
+from hoptrace.collectors.hardware.nvidia.links import c2c_links, field_value, nvlinks
 from hoptrace.collectors.hardware.scraped.meaning import pci_address
 from hoptrace.collectors.hardware.source import Roots
 
 __all__ = ["GpuLinks", "Joined", "joined"]
 
-_SPEED, _C2C_COUNT, _C2C_MBPS = 164, 170, 172
+_SPEED, _C2C_STATE, _C2C_MBPS = 164, 171, 172
 _REMOTE = {0: "gpu", 1: "npu", 2: "switch"}
 """nvmlIntNvLinkDeviceType_t."""
 _LEVELS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -48,6 +48,7 @@ class GpuLinks:
     """One GPU. Null is unknown; generation and width are the PCIe link's at its best.
 
     numa: the nearest node of the host's memory. memory_numa: the node that the GPU's own memory is to the kernel (GH200, GB200).
+    c2c_links: those that are up; c2c_bytes_per_s: what one carries in one direction.
     nearest: what the way to another GPU (by UUID) has in common with this one's on PCIe (PIX, PXB, PHB, NODE, SYS). reads:
     whether this GPU may read another's memory (`ok`, or why not). by_nvlink: the same over NVLink.
     """
@@ -93,7 +94,7 @@ def _one(nvml: Nvml, gpu: Gpu, every: list[Gpu]) -> GpuLinks:
     handle = handle_of(nvml, gpu.uuid)
     memory = _tried(nvml, "nvmlDeviceGetMemoryInfo", handle)
     up = [n for n in nvlinks(nvml, handle) if _tried(nvml, "nvmlDeviceGetNvLinkState", handle, n) == 1]
-    c2c_mbps = field_value(nvml, handle, _C2C_MBPS)
+    c2c, c2c_bytes_per_s = _c2c(nvml, handle)
     nearest: dict[str, str] = {}
     reads: dict[str, str] = {}
     by_nvlink: dict[str, str] = {}
@@ -117,8 +118,8 @@ def _one(nvml: Nvml, gpu: Gpu, every: list[Gpu]) -> GpuLinks:
         _nearest_node(nvml, handle),
         _whole(_tried(nvml, "nvmlDeviceGetNumaNodeId", handle)),
         tuple(_link(nvml, handle, n) for n in up),
-        int(field_value(nvml, handle, _C2C_COUNT) or 0),
-        c2c_mbps * 1e6 if c2c_mbps else None,
+        c2c,
+        c2c_bytes_per_s,
         nearest,
         reads,
         by_nvlink,
@@ -136,6 +137,13 @@ def _link(nvml: Nvml, handle: Any, number: int) -> Joined:
         pci_address(bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus),
         mbps * 1e6 if mbps else None,
     )
+
+
+def _c2c(nvml: Nvml, handle: Any) -> tuple[int, float | None]:
+    """How many links to the CPU are up (as far as that is told), and what one of them carries in one direction."""
+    up = [n for n in c2c_links(nvml, handle) if field_value(nvml, handle, _C2C_STATE, n) in (1, None)]
+    told = [mbps for n in up if (mbps := field_value(nvml, handle, _C2C_MBPS, n))]
+    return len(up), sum(told) / len(told) * 1e6 if told else None
 
 
 def _nearest_node(nvml: Nvml, handle: Any) -> int | None:
