@@ -15,12 +15,14 @@ class ServerAway(Exception):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What a probe found. ``reason`` says why there is nothing to record, and ``remedy`` (or the reason itself) what would change
-    that; ``sees``: what it reads, in a few words."""
+    that; ``sees``: what it reads, in a few words; ``status``: of what is not there, whether it is absent, unsupported, denied …
+    (of the machine's sources)."""
 
     available: bool
     reason: str | None = None
     remedy: str | None = None
     sees: str | None = None
+    status: str | None = None
 
 
 class Collector(Protocol):

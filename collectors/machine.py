@@ -39,7 +39,7 @@ class Machine:
         # In a thread: a driver may take a second to load.
         found = await asyncio.to_thread(self._station.probe)
         self._station.start()
-        return {name: Finding(f.available, f.reason, f.remedy, f.sees) for name, f in found.items()}
+        return {name: Finding(f.available, f.reason, f.remedy, f.sees, f.status) for name, f in found.items()}
 
     def pid(self, server: str) -> int | None:
         """The process of a server, if it was found."""

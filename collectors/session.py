@@ -293,7 +293,7 @@ class Session:
 
     def _note_findings(self, manifest: Manifest) -> None:
         manifest.collectors = [
-            CollectorInfo(name=name, available=f.available, reason=f.reason, remedy=f.remedy, sees=f.sees)
+            CollectorInfo(name=name, available=f.available, status=f.status, reason=f.reason, remedy=f.remedy, sees=f.sees)
             for name, f in sorted(self.findings.items())
         ]
 

@@ -84,6 +84,7 @@ class CollectorInfo(_Model):
 
     name: str
     available: bool
+    status: str | None = None
     reason: str | None = None
     remedy: str | None = None
     sees: str | None = None

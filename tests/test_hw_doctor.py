@@ -38,6 +38,10 @@ def test_a_recorded_machine_as_json() -> None:
     assert sources["nvml"]["status"] == "unsupported", "a driver is not asked about another machine"
     assert {n["name"] for n in told["platform"]["nodes"]} >= {"dram0", "cxl3", "socket0"}
     assert told["servers"] == []
+    assert (sources["process"]["status"], sources["process"]["reason"]) == (
+        "absent",
+        "no inference server was found running there",
+    )
 
 
 def test_a_recorded_machine_s_graph(snapshot: Any) -> None:

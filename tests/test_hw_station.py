@@ -366,3 +366,17 @@ def test_clocks_are_bracketed_and_a_step_of_the_wall_clock_is_an_event(writer: T
     got = [(r["clock"], r["offset_ns"] + offset, r["uncertainty_ns"]) for r in rows(writer, "clock_sync")]
     assert got[:3] == [("utc", 5_000_000_000, 50), ("boottime", 777, 50), ("monotonic_raw", -33, 50)]
     assert [o for name, o, _ in got if name == "utc"] == [5_000_000_000, 5_000_001_000, 3_000_000_000]
+
+
+def test_all_ones_in_another_unit_are_no_value_either(writer: TraceWriter) -> None:
+    sink = Sink(writer, "h", "s")
+    number = sink.series("block:a", "data_bytes", "bytes", "cumulative", width_bits=64)
+    for i, value in enumerate((5 * 512, ((1 << 64) - 1) * 512, float((1 << 64) - 1) * 1024, (1 << 64) - 2, 7 * 512)):
+        sink.at(i, i)
+        sink.put(number, value)
+    sink.flush()
+    writer.flush()
+    told = hoptrace.open(writer.path).table("counters").sort("time_ns").collect()
+    assert told["status"].to_list() == ["ok", "unsupported", "unsupported", "ok", "ok"]
+    assert told["value_int"].to_list() == [2560, None, None, None, 3584]
+    assert hoptrace.open(writer.path).manifest.rows_dropped == {"s: all ones (no value)": 2}

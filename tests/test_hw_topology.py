@@ -108,7 +108,7 @@ def test_bridges_that_devices_share(tmp_path: Path) -> None:
     ("text", "numbers"),
     [
         ("0-3,8", {0, 1, 2, 3, 8}), ("", set()), (None, set()), ("2", {2}), ("x-3", set()), ("3-", {3}), ("5-4", set()),
-        (" 1 , 2 ", {1, 2}),
+        (" 1 , 2 ", {1, 2}), ("9" * 5000, set()), ("1-" + "9" * 5000, set()),
     ],
 )  # fmt: skip
 def test_kernel_lists(text: str | None, numbers: set[int]) -> None:
@@ -236,3 +236,16 @@ def test_a_node_whose_file_lacks_memory_of_the_machine(
         (node / f"memory{i}/state").write_text(f"{states}\n")
     nodes, _ = memory_graph(Roots(proc=tmp_path / "proc", sys=tmp_path / "sys"))
     assert next(n for n in nodes if n["name"] == "dram0").get("capacity_bytes") == want
+
+
+@pytest.mark.parametrize("junk", ["-1", "18446744073709551615", "4294967295", "0", "x", ""])
+def test_firmware_s_figures_that_are_none(tmp_path: Path, junk: str) -> None:
+    tree = copied("hmat-only-6.12", tmp_path / "g")
+    folder = tree / "sys/devices/system/node/node2/access1/initiators"
+    for name in ("read_bandwidth", "write_bandwidth", "write_latency"):
+        (folder / name).write_text(f"{junk}\n")
+    (folder / "read_latency").write_text("250\n")
+    link = next(k for k in discover(roots_of(tree))["links"] if k["b"] == "memory2")
+    assert link["latency_ns"] == 250 and not {"bytes_per_s", "read_bytes_per_s", "write_bytes_per_s", "write_latency_ns"} & set(
+        link
+    )

@@ -47,6 +47,15 @@ def test_where_only_the_machine_tells() -> None:
     assert (t.node, t.pages) == ("vmstat", 369)
 
 
+def test_nodes_that_stand_still_while_the_machine_tells() -> None:
+    still = [*pages("node:0", "pgpromote_success", 5, 5), *pages("node:1", "pgpromote_success", 0, 0)]
+    found = tier_pages(MemoryTrace({"counters": [*still, *pages("memory", "pgpromote_success", 4669, 23_469)]}))
+    assert [(t.node, t.pages) for t in found] == [("memory", 18_800)]
+    moved = pages("node:2", "pgpromote_success", 0, 18_700)  # read a moment earlier
+    found = tier_pages(MemoryTrace({"counters": [*still, *moved, *pages("memory", "pgpromote_success", 4669, 23_469)]}))
+    assert [(t.node, t.pages) for t in found] == [("node:0", 0), ("node:1", 0), ("node:2", 18_700)]
+
+
 def test_restarts_page_size_and_silence() -> None:
     lives = pages("node:3", "pgdemote_kswapd", 9000, 9003) + [
         r | {"time_ns": r["time_ns"] + 9 * S} for r in pages("node:3", "pgdemote_kswapd", 7, 17, incarnation="another boot")

@@ -1,5 +1,5 @@
 -- Pages that the kernel moved between memory nodes: increases of its counters within one incarnation. Where nodes tell, theirs are
--- taken; the machine's own totals are of the same pages.
+-- taken; the machine's own totals are of the same pages, and are taken where the nodes' files lack more than a tenth of them.
 WITH s AS (
   SELECT coalesce(host, '') AS host, entity, name, source, coalesce(incarnation, '') AS life, time_ns, value_int
   FROM counters
@@ -18,5 +18,8 @@ WITH s AS (
 SELECT host, entity, name, CASE name WHEN 'pgpromote_success' THEN 'in' ELSE 'out' END AS direction, pages
 FROM summed
 WHERE pages IS NOT NULL
-QUALIFY starts_with(entity, 'node:') OR NOT bool_or(starts_with(entity, 'node:')) OVER (PARTITION BY host, name)
+QUALIFY starts_with(entity, 'node:') = (
+  coalesce(sum(pages) FILTER (starts_with(entity, 'node:')) OVER (PARTITION BY host, name), -1)
+  >= 0.9 * coalesce(max(pages) FILTER (NOT starts_with(entity, 'node:')) OVER (PARTITION BY host, name), 0)
+)
 ORDER BY host, entity, name

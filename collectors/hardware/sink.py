@@ -97,7 +97,7 @@ class Sink:
 
     def put(self, series: int, value: int | float | None, status: Status = "ok") -> None:
         """One reading, at the time told by :meth:`at`. Without a value the status says why; it is no zero."""
-        if value == ALL_ONES:
+        if value is not None and value >= ALL_ONES:  # more: all ones in another unit (sectors, KiB), which no counter reaches
             self.drop("all ones (no value)")
             value, status = None, "unsupported"
         last = self._last[series]

@@ -103,6 +103,8 @@ def _asked(pid: int | None, scrape: tuple[str, ...], tracepoints: Any, proc: Pat
     # Where no server runs this process stands for one: what may be read of a process, and what it costs.
     pids = [pid] if pid is not None else [h.pid for h in here] or ([os.getpid()] if proc == Path("/proc") else [])
     servers = [Server(str(p), partial(Found, p)) for p in pids]
+    if not servers:  # so that the sources of a server are listed too
+        servers = [Server("none", partial(Found, None, "no inference server was found running there"))]
     return Asked(Roots(proc, sysfs), servers, tracepoints, scrape), here
 
 

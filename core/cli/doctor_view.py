@@ -47,7 +47,7 @@ def text(found: Examined) -> str:
     """The whole for a screen."""
     there = [e for e in found.entries if e.found.available]
     missing = [e for e in found.entries if not e.found.available]
-    parts = [_servers(found.here), _there(there, found.every_s)]
+    parts = [_servers(found.here, found.entries), _there(there, found.every_s)]
     if missing:
         parts.append("Not here:\n" + "\n".join(_why(e) for e in missing))
     if found.contradictions:
@@ -81,9 +81,11 @@ def _total(entries: Sequence[Entry]) -> float | None:
     return round(sum(known), 6) if known else None
 
 
-def _servers(here: Sequence[Here]) -> str:
+def _servers(here: Sequence[Here], entries: Sequence[Entry]) -> str:
     if not here:
-        return "No inference server was found running here; of processes this one is looked at in its place."
+        own = any(e.name == "process" and e.found.available for e in entries)
+        instead = "; of processes this one is looked at in its place" if own else ""
+        return f"No inference server was found running here{instead}."
     lines = ["Servers running here:"]
     for h in here:
         where = f"port {', '.join(map(str, h.ports))}" if h.ports else "its ports can't be seen from here"

@@ -13,6 +13,7 @@ from hoptrace.collectors.hardware.source import Found, Pace, Roots
 
 __all__ = ["CpuTracepoints", "cpus_of"]
 
+_DIGITS = 20  # of a range's two numbers
 _MOST = 8192  # NR_CPUS of the largest kernels
 
 
@@ -101,7 +102,7 @@ def cpus_of(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if low.isdigit() and (high.isdigit() if dash else True):
+        if low.isdigit() and (high.isdigit() if dash else True) and len(low + high) <= _DIGITS:
             found += range(int(low), min(int(high or low), int(low) + _MOST) + 1)
     return found or [0]
 

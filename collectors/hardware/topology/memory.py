@@ -22,6 +22,7 @@ _APART = 0.05  # what the files of nodes may lack of the machine's
 _BLOCK = re.compile(r"memory\d+")
 _REGION = re.compile(r"region\d+")
 _BLOCKS = 16
+_DIGITS = 20  # of a range's two numbers: what has more is no list of the kernel's
 _HMAT = "HMAT, as the firmware tells it (/sys/devices/system/node/node{n}/access{c}/initiators)"
 
 
@@ -110,7 +111,7 @@ def cpu_list(text: str | None) -> set[int]:
     found: set[int] = set()
     for part in (text or "").split(","):
         low, _, high = part.strip().partition("-")
-        if low.isdigit() and (not high or high.isdigit()):
+        if low.isdigit() and (not high or high.isdigit()) and len(low + high) <= _DIGITS:
             found |= set(range(int(low), min(int(high or low), int(low) + 65536) + 1))
     return found
 
@@ -195,8 +196,7 @@ def _link(
         link["entity"] = f"cxl:{_device_of(base.parents[2], cxl)}"
     for access in (1, 0):
         folder = base / f"node{n}/access{access}/initiators"
-        # 0 is what the kernel shows for an entry that the firmware's table does not have.
-        told = {f: read_int(folder / f) or None for f in ("read_latency", "write_latency", "read_bandwidth", "write_bandwidth")}
+        told = {f: _told(folder / f) for f in ("read_latency", "write_latency", "read_bandwidth", "write_bandwidth")}
         if told["read_latency"] or told["read_bandwidth"]:
             mb = 1_000_000
             link |= {
@@ -208,6 +208,13 @@ def _link(
             }  # fmt: skip
             break
     return {k: v for k, v in link.items() if v is not None}
+
+
+def _told(path: Path) -> int | None:
+    """A figure of HMAT. 0 is what the kernel shows for an entry that the firmware's table does not have; of its 32 bits all are
+    set where there is no value."""
+    value = read_int(path)
+    return value if value is not None and 0 < value < (1 << 32) - 1 else None
 
 
 def _device_of(sysfs: Path, region: str) -> str:
