@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.nvml import GPUS, LINKS, PCIE, UUIDS, capture, compiled, two_gpus
 
 from hoptrace.analysis.counters import counter_totals
 from hoptrace.analysis.moves.ledger_links import link_uses
+from hoptrace.collectors.hardware.nvidia.fields import decoded
 from hoptrace.collectors.hardware.nvidia.nothing import Nothing
 from hoptrace.collectors.hardware.source import Found
 
@@ -45,6 +49,21 @@ def test_the_stub_lays_out_its_structures_as_nvidia_ml_py_does(flags: tuple[str,
         else:
             assert int(size) == ctypes.sizeof(theirs), name
         assert members == want, name
+
+
+@given(st.integers(0, 6), st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 0xFFFFFFFF, 1 << 31, 1 << 63, (1 << 64) - 1]))
+def test_a_value_is_what_nvidia_ml_py_reads_there_or_none(kind: int, raw: int) -> None:
+    pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py (the extra `nvidia`)")
+    member = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")[kind]
+    theirs = getattr(pynvml.c_nvmlValue_t.from_buffer_copy(raw.to_bytes(8, "little")), member)
+    blank = {0: not math.isfinite(theirs), 1: theirs == 0xFFFFFFFF, 2: theirs == int(ALL_ONES), 3: theirs == int(ALL_ONES)}
+    value, status = decoded(kind, raw, "gauge")
+    assert (value, status) == (theirs, "ok") if not blank.get(kind) else value is None and status != "ok"
+    counted, why = decoded(kind, raw, "cumulative")
+    if kind == 1:
+        assert (counted, why) == (theirs, "ok"), "32 bits of a count wrap"
+    else:
+        assert (counted, why) == ((None, "error") if value is not None and value < 0 else (value, status))
 
 
 def test_bytes_of_each_nvlink_are_kept_apart_by_link_and_direction(tmp_path: Path) -> None:

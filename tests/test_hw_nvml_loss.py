@@ -107,6 +107,16 @@ def test_one_field_that_says_the_gpu_is_lost_is_believed(tmp_path: Path) -> None
     assert len(lives) >= 2 and lives == sorted(set(lives), key=int)
 
 
+def test_a_driver_that_fails_for_a_while_leaves_a_row_that_says_so(tmp_path: Path) -> None:
+    failing = {"lines": {"fail.0": "999"}, "but": ["-0"], "sleep_s": 0.3}
+    c = capture(tmp_path, two_gpus(), {}, failing, {"lines": {"fail.0": None, "f.0.138.0": "3:160"}})
+    assert c.of(LINKS[0][0], "data_bytes", "tx") == [100 * KIB, "error", 160 * KIB]
+    assert [i.rsplit("/", 1)[1] for i in c.column("incarnation", LINKS[0][0], "data_bytes", "tx")] == ["0"], "it was never away"
+    assert c.of(GPUS[0], "memory_clock_mhz") == [3201, "error", 3201] and c.of(GPUS[1], "memory_clock_mhz") == [3201]
+    assert any("nvml-0 could not be read: NvmlError: nvmlDeviceGetFieldValues: an unknown error" in e for e in c.said("source"))
+    assert "nvml-0 can be read again" in c.said("source") and c.dropped["nvml-0: samples that failed (NvmlError)"] >= 1
+
+
 def test_a_gpu_that_is_lost_at_the_start_is_told_and_the_others_are_recorded(tmp_path: Path) -> None:
     c = capture(tmp_path, two_gpus() | {"lost.0": "1"})
     silent = c.found["nvml-0"]

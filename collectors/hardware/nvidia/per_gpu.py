@@ -65,6 +65,8 @@ class PerGpu:
                 self._blanks = 0
         except NvmlError as e:
             if not self._seat.lose(e, out):
+                out.at(at := out.now_ns(), at)
+                out.fail(self._declared(), e.status)
                 raise
             self._gone(out)
 
