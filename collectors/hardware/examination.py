@@ -53,17 +53,19 @@ def examine(
             station.start()
             time.sleep(seconds)
         station.close()
-        return [_entry(run) for run in station.running]
+        return [_entry(run, seconds) for run in station.running]
 
 
-def _entry(run: Running) -> Entry:
+def _entry(run: Running, seconds: float) -> Entry:
     assert run.found is not None
     s = run.source
     told = Entry(s.name, s.answers, s.pace, run.found, run.every_s, run.samples)
     if not run.opened:
         return told
     cpu_us = run.cpu_ns / run.samples / 1e3 if run.samples else None
-    share = None if cpu_us is None else cpu_us / 1e6 / run.every_s
+    # What waits for events samples when they come, not at a beat.
+    beat = run.every_s if s.pace != "events" else seconds / max(1, run.samples)
+    share = cpu_us / 1e6 / beat if cpu_us is not None and beat > 0 else None
     return Entry(
         s.name, s.answers, s.pace, run.found, run.every_s, run.samples, run.sink.series_count, cpu_us, share,
         run.last_error if run.faults else None,

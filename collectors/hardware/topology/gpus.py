@@ -44,7 +44,7 @@ def _nvidia(
     for g in told:
         name, memory = f"gpu{g.gpu.index}", f"hbm{g.gpu.index}"
         device = next((d for d in pci if d.bdf == g.gpu.bdf), None)
-        numa = device.numa if device else None
+        numa = device.numa if device and device.numa is not None else g.numa
         node: dict[str, Any] = {"name": name, "kind": "compute", "model": g.gpu.name, "uuid": g.gpu.uuid, "numa": numa}
         node["bdf"] = g.gpu.bdf
         nodes.append({k: v for k, v in node.items() if v is not None})
