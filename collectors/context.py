@@ -34,7 +34,7 @@ class Options:
 
     roots: where the machine is looked at. tracepoints: count futex, poll, ioctl and yield calls (by thread of the server, or by
     CPU). scrape: Prometheus pages beside the servers' own. files: counters that other tools write, followed. max_overhead: what
-    all sources of counters may take of one core; null: they are not held back.
+    all sources of counters may take of one core; null: they are not held back. topo: what `nvidia-smi topo -m` printed there.
     """
 
     kv_events: str | None = None
@@ -48,6 +48,7 @@ class Options:
     scrape: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
     max_overhead: float | None = 0.01
+    topo: str | None = None
 
 
 @dataclass(slots=True)

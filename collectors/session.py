@@ -165,7 +165,7 @@ class Session:
             name_apart(self.targets)
             self._check_port()
             socks = self._socks()
-            graph = await asyncio.to_thread(discover, self._options.roots)
+            graph = await asyncio.to_thread(discover, self._options.roots, self._options.topo)
             shown = {"proxy": self._listen is not None, "seen": self.outside is not None}
             manifest = manifest_of(self.targets, self._host, self._title, graph, **shown)
             self._writer = TraceWriter(self.out, manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command import run
 from support.guests import copied, guest, roots_of
 
 from hoptrace.collectors.hardware.source import Roots
@@ -173,6 +175,29 @@ def test_a_text_with_tabs_colours_and_adapters() -> None:
 def test_a_text_with_blanks() -> None:
     topology = topo_of(BLANKS)
     assert topology.between == {("GPU0", "GPU1"): "PHB", ("GPU1", "GPU0"): "PHB"} and topology.numa == {"GPU0": 0, "GPU1": 0}
+
+
+def test_a_text_beside_what_the_machine_tells() -> None:
+    roots = roots_of(guest("hmat-only-6.12"))
+    plain, graph = discover(roots), discover(roots, TABBED)
+    assert graph["nodes"][: len(plain["nodes"])] == plain["nodes"] and graph["coherent"] == plain["coherent"]
+    assert {n["name"]: n.get("numa") for n in graph["nodes"][len(plain["nodes"]) :]} == {"gpu0": 0, "gpu1": 1, "mlx5_0": None}
+    assert [(k["name"], k["kind"]) for k in graph["links"][len(plain["links"]) :]] == [
+        ("gpu0-gpu1", "nvlink"), ("gpu0-mlx5_0", "pcie"), ("gpu1-mlx5_0", "pcie"),
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="no output of `nvidia-smi topo -m`"):
+        discover(roots, "GPU 0: NVIDIA H100\n")
+
+
+def test_the_command_reads_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "topo.txt"
+    file.write_text(TABBED)
+    done = run("doctor", "--graph", "--json", "--topo", str(file))
+    assert done.returncode == 0, done.stderr
+    assert any(k.get("source") == "nvidia-smi topo -m" for k in json.loads(done.stdout)["links"])
+    file.write_text("nothing of the kind")
+    done = run("doctor", "--graph", "--topo", str(file))
+    assert done.returncode == 3 and "no output of `nvidia-smi topo -m`" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

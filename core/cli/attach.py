@@ -11,8 +11,9 @@ import click
 if TYPE_CHECKING:
     from hoptrace.collectors.session import Session
 
-__all__ = ["Address", "Duration", "Percent", "Pid", "command"]
+__all__ = ["TOPO_CHARS", "Address", "Duration", "Percent", "Pid", "command"]
 
+TOPO_CHARS = 1_000_000  # far more than the text of any machine
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -118,6 +119,12 @@ class Pid(click.ParamType[Any]):
     "--proc", type=click.Path(path_type=Path), default="/proc", metavar="DIR", help="The host's /proc, seen from a container."
 )
 @click.option("--sys", "sysfs", type=click.Path(path_type=Path), default="/sys", metavar="DIR", help="Its /sys.")
+@click.option(
+    "--topo",
+    type=click.File("r", errors="replace"),
+    metavar="FILE",
+    help="Output of `nvidia-smi topo -m` of that machine, for its graph where NVML can't be asked.",
+)
 @click.option("--no-hashes", is_flag=True, help="Do not hash the prompts' prefixes.")
 @click.option(
     "--group", default="default", metavar="NAME", show_default=True, help="Whose key hashes prompts: equal groups compare."
@@ -145,6 +152,7 @@ def command(
     max_overhead: Any,
     proc: Path,
     sysfs: Path,
+    topo: Any,
     no_hashes: bool,
     group: str,
     key_env: str | None,
@@ -215,6 +223,7 @@ def command(
     options = Options(
         kv_events=kv_events, kv_events_replay=kv_replay, forward_pass=forward_pass, otlp=otlp, log=log, roots=Roots(proc, sysfs),
         tracepoints=tracepoints, scrape=scrape, files=files, max_overhead=None if max_overhead == "none" else max_overhead,
+        topo=topo.read(TOPO_CHARS) if topo else None,
     )  # fmt: skip
     of_one = {"--kv-events": kv_events, "--forward-pass": forward_pass, "--log": log}
     given = [name for name, value in of_one.items() if value is not None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hoptrace.cli.attach import Duration
+from hoptrace.cli.attach import TOPO_CHARS, Duration
 
 if TYPE_CHECKING:
     from hoptrace.collectors.hardware.source import Asked
@@ -29,6 +29,12 @@ __all__ = ["command"]
     "--proc", type=click.Path(path_type=Path), default="/proc", metavar="DIR", help="The host's /proc, seen from a container."
 )
 @click.option("--sys", "sysfs", type=click.Path(path_type=Path), default="/sys", metavar="DIR", help="Its /sys.")
+@click.option(
+    "--topo",
+    type=click.File("r", errors="replace"),
+    metavar="FILE",
+    help="Output of `nvidia-smi topo -m` of that machine, for its graph where NVML can't be asked.",
+)
 @click.option("--missing", is_flag=True, help="List only what is not there, with what would make it so.")
 @click.option("--graph", "only_graph", is_flag=True, help="Print only the platform graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -41,6 +47,7 @@ def command(
     seconds: float,
     proc: Path,
     sysfs: Path,
+    topo: Any,
     missing: bool,
     only_graph: bool,
     as_json: bool,
@@ -73,7 +80,7 @@ def command(
 
     asked, here = _asked(pid, scrape, tracepoints, proc, sysfs)
     with progress(quiet or as_json) as (say, _):
-        found = _look(asked, here, 0.0 if only_graph else seconds, every, say)
+        found = _look(asked, here, topo.read(TOPO_CHARS) if topo else None, 0.0 if only_graph else seconds, every, say)
     if as_json:
         click.echo(json.dumps(found.graph if only_graph else as_dict(found), indent=1))
     elif only_graph:
@@ -108,7 +115,7 @@ def _asked(pid: int | None, scrape: tuple[str, ...], tracepoints: Any, proc: Pat
     return Asked(Roots(proc, sysfs), servers, tracepoints, scrape), here
 
 
-def _look(asked: Asked, here: list[Any], seconds: float, every_s: float, say: Any) -> Any:
+def _look(asked: Asked, here: list[Any], topo: str | None, seconds: float, every_s: float, say: Any) -> Any:
     import tempfile
 
     import hoptrace
@@ -122,6 +129,6 @@ def _look(asked: Asked, here: list[Any], seconds: float, every_s: float, say: An
         out = Path(folder) / "doctor.trace"
         entries = examine(asked, own_host(), out, seconds=seconds, every_s=every_s, say=say)
         say("looking at the platform")
-        graph = discover(asked.roots)
+        graph = discover(asked.roots, topo)
         doubts = [str(c) for c in contradictions_of(hoptrace.open(out))] if seconds > 0 else []
     return Examined(entries, graph, doubts, here, every_s)

@@ -10,13 +10,19 @@ from hoptrace.collectors.hardware.topology.devices import disks, networks
 from hoptrace.collectors.hardware.topology.gpus import gpus
 from hoptrace.collectors.hardware.topology.memory import memory_graph
 from hoptrace.collectors.hardware.topology.pci import pci_devices
+from hoptrace.collectors.hardware.topology.topo_text import as_graph, topo_of
 
 __all__ = ["discover", "merged"]
 
 
-def discover(roots: Roots | None = None) -> dict[str, Any]:
+def discover(roots: Roots | None = None, topo: str | None = None) -> dict[str, Any]:
     """``nodes``, ``links`` (as `manifest.platform` holds them, see :mod:`hoptrace.platform`) and ``coherent``: groups of nodes
-    that see each other's memory through their caches. What nobody tells is left out, never guessed. Never raises for a file."""
+    that see each other's memory through their caches. What nobody tells is left out, never guessed. Never raises for a file.
+    ``topo``: what `nvidia-smi topo -m` printed on that machine, for what NVML can't be asked.
+
+    Raises:
+        InputError: ``topo`` is no such text.
+    """
     roots = roots or Roots()
     nodes, links = memory_graph(roots)
     pci = pci_devices(roots)
@@ -27,7 +33,15 @@ def discover(roots: Roots | None = None) -> dict[str, Any]:
         links += more_links
     together = [n["name"] for n in nodes if n["name"].startswith("socket") or n["kind"] in ("dram", "cxl", "memory")]
     together += [k["a"] for k in links if k["kind"] == "c2c"]
-    return {"nodes": nodes, "links": links, "coherent": [together] if len(together) > 1 else []}
+    graph = {"nodes": nodes, "links": links, "coherent": [together] if len(together) > 1 else []}
+    return graph if topo is None else _with_text(graph, as_graph(topo_of(topo)))
+
+
+def _with_text(graph: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """What only the text knows. NVLinks that were told one by one stay; its pairs would be the same again."""
+    one_by_one = any(k["kind"] == "nvlink" for k in graph["links"])
+    more = {**text, "links": [k for k in text["links"] if not (one_by_one and k["kind"] == "nvlink")]}
+    return merged(graph, more) | {"coherent": graph["coherent"]}
 
 
 def merged(session: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
