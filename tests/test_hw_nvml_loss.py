@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.nvml import BDFS, GPUS, LINKS, PCIE, UUIDS, Captured, capture, compiled, environment, two_gpus
@@ -15,6 +17,9 @@ from support.nvml import BDFS, GPUS, LINKS, PCIE, UUIDS, Captured, capture, comp
 import hoptrace
 from hoptrace.analysis.counters import counter_totals
 from hoptrace.analysis.moves.ledger_links import link_uses
+from hoptrace.collectors.hardware.nvidia import seat as seats
+from hoptrace.collectors.hardware.nvidia.errors import NvmlError
+from hoptrace.collectors.hardware.nvidia.gpus import Gpu
 
 KIB = 1024
 WHO = [f"{gpu} (NVIDIA Stub, {bdf})" for gpu, bdf in zip(GPUS, BDFS, strict=True)]
@@ -105,6 +110,51 @@ def test_one_field_that_says_the_gpu_is_lost_is_believed(tmp_path: Path) -> None
     assert c.of(LINKS[0][0], "data_bytes", "tx") == [100 * KIB, "lost", 100 * KIB]
     lives = [i.rsplit("/", 1)[1] for i in c.column("incarnation", LINKS[0][0], "data_bytes", "tx")]
     assert len(lives) >= 2 and lives == sorted(set(lives), key=int)
+
+
+class Driver:
+    """Just enough of the library for a seat: one GPU that answers or does not."""
+
+    generation, driver, restarts, answers = 1, "580", 0, True
+
+    def using(self, who: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        if not self.answers:
+            raise NvmlError(15, name)
+        return "handle"
+
+    def restart(self) -> bool:
+        self.restarts += 1
+        return True
+
+
+def test_one_that_comes_and_goes_is_looked_for_as_seldom_as_one_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, driver, out = [1000.0], Driver(), mock.Mock()
+    monkeypatch.setattr(seats, "time", mock.Mock(monotonic=lambda: clock[0]))
+    seat = seats.Seat(driver, Gpu(0, UUIDS[0], "NVIDIA Stub", BDFS[0]))  # type: ignore[arg-type]
+
+    def looked_for(within_s: float) -> list[float]:
+        """Lost now: when it is looked for, in seconds from now, until it is found."""
+        driver.answers, begun, tries = False, clock[0], []
+        assert seat.lose(NvmlError(15, "nvmlX"), out)
+        while clock[0] < begun + within_s:
+            clock[0] += 0.5
+            before = driver.restarts
+            assert seat.handle("w", out) is None
+            tries += [clock[0] - begun] if driver.restarts > before else []
+        driver.answers = True
+        while seat.handle("w", out) is None:
+            clock[0] += 0.5
+        return [*tries, clock[0] - begun]
+
+    assert looked_for(10) == [1, 3, 7, 15]
+    assert looked_for(0) == [16] and looked_for(0) == [32], "it went again at once: the rest goes on growing"
+    assert looked_for(0) == [60] and looked_for(0) == [60], "up to a minute"
+    clock[0] += 61
+    assert looked_for(0) == [1]
+    assert seat.lives == 6 and out.event.call_count == 12
 
 
 def test_a_driver_that_fails_for_a_while_leaves_a_row_that_says_so(tmp_path: Path) -> None:

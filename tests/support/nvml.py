@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ def compiled(*flags: str) -> Path:
     if compiler is None:
         pytest.skip("needs a C compiler (cc) for the stub of NVIDIA's library")
     folder = Path(tempfile.mkdtemp(prefix="hoptrace-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", *flags]
     subprocess.run([*command, "-o", folder / "libnvidia-ml.so.1", _HERE / "nvml_stub.c"], check=True)
     return folder
