@@ -127,6 +127,10 @@ class Taken:
         if value is None:
             out.put(series.number, None, "absent")
             return
+        if not math.isfinite(value * (known.scale if known else 1)):
+            out.drop("values that are not finite")
+            out.put(series.number, None, "error")
+            return
         if value == float(ALL_ONES):
             out.drop("all ones (no value)")
             out.put(series.number, None, "unsupported")
@@ -135,10 +139,6 @@ class Taken:
         if none is not None:
             out.drop(f"DCGM's blank values ({none})")
             out.put(series.number, None, none)
-            return
-        if not math.isfinite(value * (known.scale if known else 1)):
-            out.drop("values that are not finite")
-            out.put(series.number, None, "error")
             return
         if known is not None and known.end is not None and value >= known.end:
             out.put(series.number, None, "stale")
