@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,9 +19,11 @@ from support.nvml import BDFS, GPUS, LINKS, PCIE, UUIDS, Captured, capture, comp
 import hoptrace
 from hoptrace.analysis.counters import counter_totals
 from hoptrace.analysis.moves.ledger_links import link_uses
+from hoptrace.collectors.hardware.nvidia import per_gpu
 from hoptrace.collectors.hardware.nvidia import seat as seats
 from hoptrace.collectors.hardware.nvidia.errors import NvmlError
 from hoptrace.collectors.hardware.nvidia.gpus import Gpu
+from hoptrace.collectors.hardware.source import Found
 
 KIB = 1024
 WHO = [f"{gpu} (NVIDIA Stub, {bdf})" for gpu, bdf in zip(GPUS, BDFS, strict=True)]
@@ -155,6 +159,28 @@ def test_one_that_comes_and_goes_is_looked_for_as_seldom_as_one_that_stays_away(
     clock[0] += 61
     assert looked_for(0) == [1]
     assert seat.lives == 6 and out.event.call_count == 12
+
+
+def test_of_a_gpu_that_hangs_when_it_is_looked_for_one_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(per_gpu, "_HANGS_S", 0.05)
+    answers = threading.Event()
+
+    class Stuck(per_gpu.PerGpu):
+        def _found(self, handle: Any) -> Found:
+            answers.wait(20)
+            return Found("ok")
+
+    source = Stuck(seats.Seat(Driver(), Gpu(0, UUIDS[0], "NVIDIA Stub", BDFS[0])))  # type: ignore[arg-type]
+    first = source.probe()
+    assert (first.status, first.reason) == ("error", f"{GPUS[0]}: it did not return within 0.05 s (NVML 999)")
+    left = threading.active_count()
+    again = [source.probe() for _ in range(3)]
+    assert {f.reason for f in again} == {f"{GPUS[0]}: a call to the driver has still not returned"}
+    assert threading.active_count() == left
+    answers.set()
+    until = time.monotonic() + 10
+    while not source.probe().available:
+        assert time.monotonic() < until
 
 
 def test_a_driver_that_fails_for_a_while_leaves_a_row_that_says_so(tmp_path: Path) -> None:

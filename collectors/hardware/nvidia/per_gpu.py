@@ -34,8 +34,14 @@ class PerGpu:
         self._said: dict[int, Status] = {}
         self._told_gone = False
         self._blanks = 0
+        self._probing = False
 
     def probe(self) -> Found:
+        if self._probing:  # one thread may be left behind, not one every half a minute
+            return Found(
+                "error", f"{self._gpu.entity}: a call to the driver has still not returned", "see dmesg; reset or reboot"
+            )
+        self._probing = True
         try:
             return within(_HANGS_S, self._gpu.entity, self._probed)
         except NvmlError as e:
@@ -75,9 +81,12 @@ class PerGpu:
         return None
 
     def _probed(self) -> Found:
-        handle = self._seat.take(self.name)
-        with self._nvml.using(self.name):
-            return self._found(handle)
+        try:
+            handle = self._seat.take(self.name)
+            with self._nvml.using(self.name):
+                return self._found(handle)
+        finally:
+            self._probing = False
 
     # -- for the sources ------------------------------------------------------------------------------------------------
 
