@@ -121,11 +121,15 @@ _SIZES = {
     "Cached": "cached_bytes", "SwapTotal": "swap_total_bytes", "SwapFree": "swap_free_bytes",
 }  # fmt: skip
 
+_NODES_ONLY, _MACHINES_ONLY = ("MemUsed", "FilePages"), ("MemAvailable", "Cached", "SwapTotal", "SwapFree")
+
 
 def _memory_rows() -> Iterator[tuple[str, Meaning]]:
     for name, ours in _SIZES.items():
-        yield f"node_memory_{name}_bytes", _gauge(ours, "bytes", _memory)
-        yield f"node_memory_numa_{name}", _gauge(ours, "bytes", _node)
+        if name not in _NODES_ONLY:
+            yield f"node_memory_{name}_bytes", _gauge(ours, "bytes", _memory)
+        if name not in _MACHINES_ONLY:
+            yield f"node_memory_numa_{name}", _gauge(ours, "bytes", _node)
     for name in ("numa_hit", "numa_miss", "numa_foreign", "interleave_hit", "local_node", "other_node"):
         yield f"node_memory_numa_{name}_total", _count(name, "pages", _node)
     for name in ("pgpgin", "pgpgout"):

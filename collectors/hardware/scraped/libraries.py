@@ -45,8 +45,8 @@ def _cache(name: str, unit: str, way: Direction | None = None, *, now: bool = Fa
     return Meaning(name, unit, "gauge" if now else "cumulative", _lmcache, way, whole=True, of="lmcache:WORKER")
 
 
-def _moved(what: str, unit: str, way: Direction) -> Meaning:
-    return Meaning(what, unit, "cumulative", _mooncake, way, whole=True, of="mooncake", doc="of completed transfers")
+def _moved(what: str, unit: str, way: Direction, doc: str = "") -> Meaning:
+    return Meaning(what, unit, "cumulative", _mooncake, way, whole=True, of="mooncake", doc=doc)
 
 
 LIBRARIES: Mapping[str, Meaning] = {
@@ -61,8 +61,13 @@ LIBRARIES: Mapping[str, Meaning] = {
     "agent_tx_last_bytes": _nixl("last_bytes", "bytes", "tx", "of the last transfer", last=True),
     "agent_rx_last_bytes": _nixl("last_bytes", "bytes", "rx", "of the last transfer", last=True),
     "agent_telemetry_events_dropped_total": _nixl("events_dropped", "events"),
-    **{f"mooncake_te_{what}_bytes_total": _moved("data_bytes", "bytes", way) for what, way in _READ_WRITE},
-    **{f"mooncake_te_{what}_requests_total": _moved("transfers", "transfers", way) for what, way in _READ_WRITE},
+    **{
+        f"mooncake_te_{what}_bytes_total": _moved("data_bytes", "bytes", way, "of completed transfers")
+        for what, way in _READ_WRITE
+    },
+    **{
+        f"mooncake_te_{what}_requests_total": _moved("transfers", "transfers", way, "completed ones") for what, way in _READ_WRITE
+    },
     **{f"mooncake_te_{what}_failures_total": _moved("failed_transfers", "transfers", way) for what, way in _READ_WRITE},
     **{f"mooncake_te_{what}_timeouts_total": _moved("timed_out_transfers", "transfers", way) for what, way in _READ_WRITE},
     "master_allocated_bytes": Meaning("used_bytes", "bytes", "gauge", _master, whole=True, of="mooncake:master"),

@@ -39,8 +39,8 @@ PCM: Mapping[str, Meaning] = {
     "DRAM_Reads": _bytes("imc:{0}", "read"), "DRAM_Writes": _bytes("imc:{0}", "write"),
     "Persistent_Memory_Reads": _bytes("pmem:{0}", "read"), "Persistent_Memory_Writes": _bytes("pmem:{0}", "write"),
     "Embedded_DRAM_Reads": _bytes("edc:{0}", "read"), "Embedded_DRAM_Writes": _bytes("edc:{0}", "write"),
-    "CXL_Write_Mem": _bytes("cxl:socket{0}", "write", doc="writes only; PCM halves them on some models"),
-    "CXL_Write_Cache": _bytes("cxl:socket{0}", "write", "cache_bytes"),
+    "CXL_Write_Mem": _bytes("cxl:socket-{0}", "write", doc="writes only; PCM halves them on some models"),
+    "CXL_Write_Cache": _bytes("cxl:socket-{0}", "write", "cache_bytes"),
     "Package_Joules_Consumed": _joules("rapl:package-{0}"), "DRAM_Joules_Consumed": _joules("rapl:package-{0}/dram"),
 }  # fmt: skip
 """By the name on the page."""
