@@ -260,12 +260,30 @@ def test_a_split_is_refused_by_name(tmp_path: Path) -> None:
         (("--objective", "ttft_p95", "--slo", "ttft=1s"), "--slo is for goodput"),
         (("--slo", "visible_ttft=1s"), "does not predict visible_ttft"),
         (("--slo", "ttft=fast"), "no time with a unit"),
-        (("-o", "."), "is a folder"),
+        (("-o", "."), "is no ordinary file"),
     ],
 )
 def test_wrong_use(idle: Path, arguments: tuple[str, ...], words: str) -> None:
     code, out, err = run("advise", idle, *arguments)
     assert code == 2 and words in err and not out
+
+
+def test_a_file_that_is_there_is_kept(idle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text("mine")
+    code, out, err = run("advise", idle, "--draws", 0, "-o", file)
+    assert code == 2 and "already there" in err and not out and file.read_text() == "mine"
+    code, _, err = run("advise", idle, "--draws", 0, "-q", "-o", file, "--force")
+    assert code == 0 and json.loads(file.read_text())["format"] == "advise/1", err
+    code, out, err = run("advise", idle, "--draws", 0, "-o", tmp_path / "none" / "a.json")
+    assert code == 4 and "there is no folder" in err and not out
+
+
+def test_short_flags_are_tried_as_they_are_printed() -> None:
+    sample = Path(__file__).parents[1] / "sample_traces" / "llamacpp-four-slots.trace"
+    found = advise(open_trace(sample), draws=0, tries=("-np=3", "-b=100"))
+    shown = {c.typed for v in found.verdicts for c in v.changes}
+    assert ("-np 3", "-c 6144") in shown and ("-b 100",) in shown
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------------

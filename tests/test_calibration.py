@@ -340,6 +340,7 @@ def test_json_and_file_and_replay(tmp_path: Path) -> None:
         (["--probe", "http://127.0.0.1:1"], "Where shall the probe's trace go"),
         (["--probe", "http://127.0.0.1:1", "-o", "p.trace", "--server", "x"], "--server belongs to traces"),
         (["T", "--server", "nobody"], "has no server 'nobody'"),
+        (["T", "T"], "is given twice"),
     ],
 )
 def test_wrong_use(arguments: list[str], said: str) -> None:

@@ -228,6 +228,14 @@ def test_a_trace_that_names_no_server_gets_the_files_sizes(path: Path) -> None:
     assert told.server.kv_capacity_tokens is None and told.server.block_count == 10
 
 
+@pytest.mark.parametrize("differs", [None, "max_sequences", "context_tokens"])
+def test_the_kv_space_of_a_server_set_otherwise_is_not_the_traces(path: Path, differs: str | None) -> None:
+    sizes = {"max_sequences": 2, "context_tokens": 2048}
+    there = _changed(path, {f"server.{k}": v for k, v in {**sizes, "kv_capacity_tokens": 4096}.items()})
+    here = Server(name="x", model="m", **{k: 2 * v if k == differs else v for k, v in sizes.items()})
+    assert use(str(there), here, None).server.kv_capacity_tokens == (None if differs else 4096)
+
+
 # At what speed
 
 

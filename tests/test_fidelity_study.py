@@ -227,7 +227,7 @@ def test_rules_speak_of_errors_without_their_sign(tmp_path: Path) -> None:
     result = both(tmp_path, 50, 66)
     for text, failed in (
         ("e2e_p50>9%", [True, True]), ("e2e_p50>11%", [False, True]), ("own.e2e_p50>11%", [False]),
-        ("changed.e2e.p50>25%", [False]), ("raw_e2e_p50>25%", [False, True]), ("at_speed_e2e_p50>1%", [None, None]),
+        ("changed.e2e.p50>25%", [False]), ("raw_e2e_p50>25%", [False, True]), ("at_speed_e2e_p50>1%", [None]),
         ("equal_steps<99%", [False, False]), ("steps>0%", [False, False]), ("wrong_signs>0", [False]),
         ("finish_order<100%", [False, False]), ("output_tokens_per_s>50%", [False, False]), ("preemptions>0%", [False, False]),
         ("cached_tokens>0%", [None, None]), ("equal_cached_tokens<100%", [None, None]), ("alike_steps<100%", [False, False]),
@@ -239,6 +239,14 @@ def test_rules_speak_of_errors_without_their_sign(tmp_path: Path) -> None:
     assert outcome_text(gate([parse("own.e2e_p50>9%")], result)[0]).startswith("FAILED  own.e2e_p50>9%: 9.")
     assert outcome_text(gate([parse("wrong_signs>0")], result)[0]) == "ok      wrong_signs>0: 0 in b"
     assert outcome_text(gate([parse("own.cached_tokens>0%")], result)[0]) == "UNKNOWN own.cached_tokens>0%: unknown in a"
+
+
+def test_a_rule_at_speed_speaks_of_the_policies_that_have_such_an_error(tmp_path: Path) -> None:
+    a = record(tmp_path / "a.trace", ROWS, STEPS)
+    result = study(Case(a, a), [Case(a, a, at_speed=a)])
+    assert [o.passed for o in gate([parse("at_speed_e2e_p50>1%")], result)] == [True]
+    with pytest.raises(UsageError, match="there is none"):
+        gate([parse("at_speed_e2e_p50>1%")], study(Case(a, a)))
 
 
 def test_rules_that_mean_nothing_are_refused_with_a_right_one(tmp_path: Path) -> None:

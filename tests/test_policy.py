@@ -112,6 +112,17 @@ def test_a_partial_policy_leaves_the_rest_as_the_server_had_it() -> None:
     assert resolve(parse_policy('[kv]\ncapacity_tokens = "unlimited"'), own).capacity_tokens is None
 
 
+@pytest.mark.parametrize(
+    "told",
+    [{"max_sequences": 0}, {"max_sequences": -3}, {"max_batched_tokens": 0}, {"context_tokens": -1}, {"kv_capacity_tokens": -1}],
+)
+def test_limits_that_no_server_runs_with_are_refused_by_name(told: dict[str, int]) -> None:
+    own = Server(name="s", engine="vllm", **told)
+    (key, value) = next(iter(told.items()))
+    with pytest.raises(InputError, match=rf"\({key.removeprefix('kv_')}\) is {value} by the trace's manifest"):
+        resolve(Policy(), own)
+
+
 def test_what_is_unknown_is_said() -> None:
     r = resolve(Policy(), None)
     assert r.max_sequences is None and r.cache is None

@@ -18,7 +18,10 @@ def check_target(path: Path, *, force: bool) -> None:
 
     Raises:
         UsageError: something is there that is not to be replaced.
+        EnvironmentProblem: there is no such folder; said before the work, not after it.
     """
+    if not path.parent.is_dir():
+        raise EnvironmentProblem(f"{path} cannot be written: there is no folder {path.parent}.")
     device = path.is_symlink() and str(path.absolute()).startswith(("/dev/", "/proc/"))
     if device or (path.exists() and not path.is_file()):
         raise UsageError(f"{path} is no ordinary file.", hint="Name a file after -o.")

@@ -64,7 +64,7 @@ def parse(text: str) -> Rule:
 
 def gate(rules: Sequence[Rule], result: Study) -> list[Outcome]:
     """Judge each rule for each policy that it speaks of: ``own.`` in front for the base policy alone, ``changed.`` for the
-    others, nothing for all (``wrong_signs``: the others).
+    others, nothing for all (``wrong_signs`` and ``at_speed_``, which the base policy has not: the others).
 
     Raises:
         UsageError: a rule speaks of policies that the study has not.
@@ -72,7 +72,7 @@ def gate(rules: Sequence[Rule], result: Study) -> list[Outcome]:
     found = []
     for rule in rules:
         scope, name = _parted(rule.figure)
-        scope = "changed" if name == "wrong_signs" and scope is None else scope
+        scope = "changed" if name.startswith(("wrong_signs", "at_speed_")) and scope is None else scope
         cases = [c for c in result.cases if scope is None or c.own == (scope == "own")]
         if not cases:
             raise UsageError(f"The rule {rule.text!r} speaks of changed policies, and there is none.", hint="Name B.trace too.")

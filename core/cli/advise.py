@@ -41,6 +41,7 @@ import click
     help="Of the replays, as for `hoptrace replay`.",
 )  # fmt: skip
 @click.option("-o", "--output", "out", type=click.Path(path_type=Path), metavar="FILE", help="Write all of it as JSON too.")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the decision alone.")
 def command(
@@ -48,6 +49,7 @@ def command(
     slo: str | None,
     tries: tuple[str, ...],
     out: Path | None,
+    force: bool,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -70,24 +72,22 @@ def command(
       hoptrace advise log.trace --cost roofline --platform h100-sxm-80gb --model llama-3.1-8b    a trace without steps
     """
     import hoptrace
+    from hoptrace.analysis.export.whole_file import check_target, whole_file
     from hoptrace.cli.advise_view import as_dict, show
     from hoptrace.cli.progress import progress
-    from hoptrace.errors import EnvironmentProblem, UsageError
     from hoptrace.replay.advise import advise
     from hoptrace.slo import parse_slo
 
-    if out is not None and out.is_dir():
-        raise UsageError(f"{out} is a folder; a file is wanted.", hint="Choose another name after -o.")
+    if out is not None:
+        check_target(out, force=force)
     limits = parse_slo(slo) if slo else None
     parent = hoptrace.open(trace)
     with progress(quiet or as_json, counted=True) as (say, tell):
         advice = advise(parent, slo=limits, tries=tries, say=say, tell=tell, **options)
     text = json.dumps(as_dict(advice, trace, options["rate"])) if as_json or out is not None else ""
     if out is not None:
-        try:
-            out.write_text(text + "\n", encoding="utf-8")
-        except OSError as e:
-            raise EnvironmentProblem(f"{out} cannot be written: {e.strerror}.") from None
+        with whole_file(out, force=force) as file:
+            file.write(text.encode() + b"\n")
     if as_json:
         click.echo(text)
     elif quiet:

@@ -78,6 +78,9 @@ def command(
     """
     from hoptrace.errors import InputError, UsageError
 
+    for n, path in enumerate(traces):  # twice the same steps would halve the errors that are printed, and tell nothing more
+        if path.resolve() in [p.resolve() for p in traces[:n]]:
+            raise UsageError(f"{path} is given twice: that is one capture, not two.", hint="Name each trace once.")
     if url is None:
         if not traces:
             raise UsageError("There is nothing to calibrate on.", hint="Name a trace, or a server: --probe URL -o probe.trace.")

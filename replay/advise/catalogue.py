@@ -28,6 +28,8 @@ ENGINES = {
     "sglang": Catalogue("SGLang", sglang.FAMILIES, sglang.UNJUDGED),
     "llama.cpp": Catalogue("llama.cpp", llamacpp.FAMILIES, llamacpp.UNJUDGED),
 }
+# What is printed is typed again: llama.cpp's flags are known by their short names.
+_SHORT = {"np": "parallel", "b": "batch-size"}
 _KNOWN = ", ".join(c.engine for c in ENGINES.values())
 _HINT = "hoptrace replay --set KEY=VALUE and hoptrace sweep try any policy on any trace."
 
@@ -65,7 +67,7 @@ def named(catalogue: Catalogue, scene: Scene, tries: Sequence[str]) -> list[Chan
     for text in tries:
         flag, is_, value = text.partition("=")
         flag = flag.strip().lstrip("-").replace("_", "-")
-        make = takes.get(flag)
+        make = takes.get(_SHORT.get(flag, flag))
         if not is_ or make is None:
             raise UsageError(f"--try {text[:60]!r} is no change that {catalogue.engine} and a replay both know.",
                              hint=f"FLAG=VALUE, with one of: {', '.join(takes)}.")  # fmt: skip

@@ -95,8 +95,11 @@ def use(
     sized = {
         k: getattr(content.server, k) for k in _SIZES if getattr(server, k) is None and getattr(content.server, k) is not None
     }
-    # Either of the two says how much KV space there is.
-    if server.kv_capacity_tokens or server.block_count:
+    # Either of the two says how much KV space there is. That of a server set otherwise (other slots, another context) is not the
+    # trace's: it would be a limit that its server never had.
+    pairs = [(getattr(server, k), getattr(content.server, k)) for k in ("max_sequences", "context_tokens")]
+    set_otherwise = any(None not in pair and pair[0] != pair[1] for pair in pairs)
+    if server.kv_capacity_tokens or server.block_count or set_otherwise:
         sized = {k: v for k, v in sized.items() if k not in ("kv_capacity_tokens", "block_count")}
     return Used(cost, how, server.model_copy(update=sized), content.outside, tuple(notes))
 

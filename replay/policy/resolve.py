@@ -144,6 +144,11 @@ def resolve_server(policy: Policy, server: Server | None) -> Resolved:
         if asked == "unlimited":
             return None
         value = asked if asked is not None else recorded
+        if asked is None and recorded is not None and recorded < 1:
+            raise InputError(
+                f"{what} is {recorded} by the trace's manifest, which no server can run with.",
+                hint="Correct it in manifest.json, or record the server again.",
+            )
         if value is None:
             notes.append(f"{what} is unknown: taken as unlimited.")
         return value
