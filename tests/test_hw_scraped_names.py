@@ -67,10 +67,12 @@ def test_every_known_name_has_a_unit_that_its_own_name_agrees_with(name: str) ->
         ("node_infiniband_port_data_transmitted_bytes_total", 8, 8, "bytes", "cumulative", "tx"),
         ("node_disk_io_time_seconds_total", 1.5, 1500, "ms", "cumulative", None),
         ("node_pressure_cpu_waiting_seconds_total", 0.25, 250_000_000, "ns", "cumulative", None),
-        ("node_vmstat_pgpgin", 3, 3072, "bytes", "cumulative", None), ("node_vmstat_pgdemote_direct", 3, 3, "pages", "cumulative", None),
+        ("node_vmstat_pgpgin", 3, 3072, "bytes", "cumulative", None),
+        ("node_vmstat_pgdemote_direct", 3, 3, "pages", "cumulative", None),
         ("node_pcidevice_current_link_transfers_per_second", 8e9, 8.0, "GT/s", "gauge", None),
         ("DRAM_Reads", 64, 64, "bytes", "cumulative", "read"), ("DRAM_Joules_Consumed", 1.5, 1_500_000, "uJ", "cumulative", None),
-        ("agent_xfer_time_total", 7, 7, "us", "cumulative", None), ("mooncake_te_write_bytes_total", 7, 7, "bytes", "cumulative", "write"),
+        ("agent_xfer_time_total", 7, 7, "us", "cumulative", None),
+        ("mooncake_te_write_bytes_total", 7, 7, "bytes", "cumulative", "write"),
         ("lmcache_local_disk_write_bytes_total", 7, 7, "bytes", "cumulative", "write"),
     ],
 )  # fmt: skip
@@ -82,8 +84,9 @@ def test_what_one_is(name: str, read: float, value: float, unit: str, semantics:
 
 @pytest.mark.parametrize(
     "name",
-    ["DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_POWER_VIOLATION", "node_vmstat_nr_free_pages", "node_load1", "lmcache:retrieve_hit_rate",
-     "Local_Memory_Bandwidth", "Utilization_Incoming_Data_Traffic_On_Link_0", "node_memory_numa_SwapFree", ""],
+    ["DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_POWER_VIOLATION", "node_vmstat_nr_free_pages", "node_load1",
+     "lmcache:retrieve_hit_rate", "Local_Memory_Bandwidth",
+     "Utilization_Incoming_Data_Traffic_On_Link_0", "node_memory_numa_SwapFree", ""],
 )  # fmt: skip
 def test_what_has_no_sure_unit_is_not_known(name: str) -> None:
     assert meaning_of(name) is None
@@ -94,8 +97,10 @@ def test_what_has_no_sure_unit_is_not_known(name: str) -> None:
     [
         ('DRAM_Writes{socket="1",source="uncore"} 640', "imc:1", "data_bytes", "write", 640),
         ('Incoming_Data_Traffic_On_Link_2{aggregate="system",source="uncore",socket="0"} 64', "upi:0/2", "data_bytes", "rx", 64),
-        ('Outgoing_Data_And_Non_Data_Traffic_On_Link_2{aggregate="system",source="uncore",socket="0"} 64', "upi:0/2", "raw_bytes", "tx", 64),
-        ('Package_Joules_Consumed{socket="0",source="uncore"} 1.23457e+06', "rapl:package-0", "energy_uj", None, 1_234_570_000_000),
+        ('Outgoing_Data_And_Non_Data_Traffic_On_Link_2{aggregate="system",source="uncore",socket="0"} 64', "upi:0/2",
+         "raw_bytes", "tx", 64),
+        ('Package_Joules_Consumed{socket="0",source="uncore"} 1.23457e+06', "rapl:package-0", "energy_uj",
+         None, 1_234_570_000_000),
         ('node_pcidevice_current_link_width{bus="45",device="00",function="0",segment="0000"} 4', "pcie:0000:45:00.0",
          "link_width_lanes", None, 4),
         ('node_disk_read_bytes_total{device="nvme0n1"} 512', "block:nvme0n1", "data_bytes", "read", 512),
@@ -147,7 +152,8 @@ def test_the_list_has_every_field_and_name() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "source"),
     [
-        ("x", "vm:4711:\n  runtime: 5\n\n", "ucx x"), ("x", "\nvm:4711:uct_ep:{am:1 } \n", "ucx x"), ("ucx.txt", "", "ucx ucx.txt"),
+        ("x", "vm:4711:\n  runtime: 5\n\n", "ucx x"), ("x", "\nvm:4711:uct_ep:{am:1 } \n", "ucx x"),
+        ("ucx.txt", "", "ucx ucx.txt"),
         ("x", HEAD, "pcm x"), ("x", "2026-12-01,10:00:00.1,1,2\n", "pcm x"), ("x", "10:00:00,5\n", "pcm x"), ("x", "", "pcm x"),
         ("x", "\x00\x01\x02", "pcm x"), ("ucx.csv", HEAD, "pcm ucx.csv"),
     ],

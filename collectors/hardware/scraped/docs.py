@@ -56,7 +56,8 @@ By the name without `lmcache:` or `lmcache_`, `num_` and `_total`: all of these 
 _UNITS = """## Names that keep their name and get a unit
 
 Under entity `scrape:HOST:PORT`. Beside these: every name in hoptrace's tables of the engines' own pages (vLLM, SGLang,
-TensorRT-LLM, Dynamo, llama.cpp, TGI, the Python client), the KV connectors' among them: `vllm:nixl_bytes_transferred_sum` is bytes.
+TensorRT-LLM, Dynamo, llama.cpp, TGI, the Python client), the KV connectors' among them
+(`vllm:nixl_bytes_transferred_sum`: bytes).
 """
 
 _Row = tuple[str, Meaning]
