@@ -13,7 +13,7 @@ from hoptrace.collectors.hardware.scraped.blanks import blank, blanks_of
 from hoptrace.collectors.hardware.scraped.known import meaning_of
 from hoptrace.collectors.hardware.scraped.libraries import UNITS
 from hoptrace.collectors.hardware.scraped.meaning import Meaning
-from hoptrace.collectors.hardware.sink import ALL_ONES, Semantics, Sink, Status
+from hoptrace.collectors.hardware.sink import ALL_ONES, Sink, Status
 
 __all__ = ["MAX_EVER", "MAX_SERIES", "Taken", "is_page"]
 
@@ -111,7 +111,9 @@ class Taken:
         was, self._totals = self._totals, {}
         up = down = 0
         for s in page.samples:
-            if s.value is None or _semantics(s, meaning_of(_base(s), s.labels)) != "cumulative":
+            known = self._series.get(s.name)
+            total = known.total if known else _is_total(s)
+            if s.value is None or not total:
                 continue
             self._totals[s.name] = s.value
             before = was.get(s.name)
@@ -187,5 +189,6 @@ def _base(s: Sample) -> str:
     return s.name.split("{", 1)[0]
 
 
-def _semantics(s: Sample, known: Meaning | None) -> Semantics | None:
-    return known.semantics if known else s.kind.semantics if s.kind else None
+def _is_total(s: Sample) -> bool:
+    known = meaning_of(_base(s), s.labels)
+    return (known.semantics if known else s.kind.semantics if s.kind else None) == "cumulative"
