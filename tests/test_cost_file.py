@@ -233,7 +233,9 @@ def test_the_kv_space_of_a_server_set_otherwise_is_not_the_traces(path: Path, di
     sizes = {"max_sequences": 2, "context_tokens": 2048}
     there = _changed(path, {f"server.{k}": v for k, v in {**sizes, "kv_capacity_tokens": 4096}.items()})
     here = Server(name="x", model="m", **{k: 2 * v if k == differs else v for k, v in sizes.items()})
-    assert use(str(there), here, None).server.kv_capacity_tokens == (None if differs else 4096)
+    got = use(str(there), here, None)
+    assert got.server.kv_capacity_tokens == (None if differs else 4096)
+    assert any("The trace tells no KV space: 4,096 tokens" in n for n in got.notes) == (differs is None)
 
 
 # At what speed

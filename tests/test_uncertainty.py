@@ -307,6 +307,12 @@ def test_plain_values(known: Trace, study: Study) -> None:
     assert one["low"] <= one["high"] and one["like_low"] <= one["like_high"]
 
 
+def test_one_draw_makes_no_interval_and_says_so(known: Trace) -> None:
+    found = intervals(prepared(known), draws=1)
+    assert not found and any(n.startswith("One draw makes no interval") for n in found.notes)
+    assert not any(n.startswith("One draw") for n in intervals(prepared(known), draws=2).notes)
+
+
 def test_stalls_stay_stalls(known: Trace) -> None:
     p = prepared(known)
     (cost,) = p.own.plan.costs

@@ -69,7 +69,7 @@ def command(
       hoptrace advise run.trace --slo ttft=500ms,itl_p99=50ms
       hoptrace advise run.trace --objective ttft_p95 --try max-num-seqs=32 --try max-num-batched-tokens=1024
       hoptrace advise run.trace --rate 1.5x                 for half as much traffic again
-      hoptrace advise log.trace --cost roofline --platform h100-sxm-80gb --model llama-3.1-8b    a trace without steps
+      hoptrace advise run.trace --cost roofline --platform h100-sxm-80gb --model llama-3.1-8b    a recording without steps
     """
     import hoptrace
     from hoptrace.analysis.export.whole_file import check_target, whole_file

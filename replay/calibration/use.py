@@ -89,9 +89,6 @@ def use(
                 )
             if not 1 / _ANOTHER <= found <= _ANOTHER:
                 notes.append("That is more than one machine's speed drifts by: is it the machine that the cost was measured on?")
-    cost = replace(scaled(cost, applied), notes=(*notes, *_from(path, content), *cost.notes))
-    how = {"kind": "file", "file": path.name, "made_utc": content.made_utc, "measured_on": _where(content),
-           "captures": [c.get("trace") for c in content.captures], "speed": round(applied, 6), "speed_from": told}  # fmt: skip
     sized = {
         k: getattr(content.server, k) for k in _SIZES if getattr(server, k) is None and getattr(content.server, k) is not None
     }
@@ -101,6 +98,12 @@ def use(
     set_otherwise = any(None not in pair and pair[0] != pair[1] for pair in pairs)
     if server.kv_capacity_tokens or server.block_count or set_otherwise:
         sized = {k: v for k, v in sized.items() if k not in ("kv_capacity_tokens", "block_count")}
+    blocks, tokens = sized.get("block_count"), sized.get("kv_capacity_tokens")
+    if size := f"{tokens:,} tokens" if tokens else f"{blocks:,} blocks" if blocks else "":
+        notes.append(f"The trace tells no KV space: {size}, as the server had that {path.name} was measured on.")
+    cost = replace(scaled(cost, applied), notes=(*notes, *_from(path, content), *cost.notes))
+    how = {"kind": "file", "file": path.name, "made_utc": content.made_utc, "measured_on": _where(content),
+           "captures": [c.get("trace") for c in content.captures], "speed": round(applied, 6), "speed_from": told}  # fmt: skip
     return Used(cost, how, server.model_copy(update=sized), content.outside, tuple(notes))
 
 

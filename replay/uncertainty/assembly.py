@@ -63,6 +63,8 @@ def intervals(
     notes = list(s.notes)
     if any((c.coefficients_ps, c.pieces) != (s.base.coefficients_ps, s.base.pieces) for c in p.planned.plan.costs):
         notes.append("The what-if's step cost is made from the fitted one: what that adds of error is not in the intervals.")
+    if len(s.draws) < 2:
+        notes.append("One draw makes no interval: ask for two or more, better 19.")
     alone = _alone(p)
     sides, drawn = [Runner(s, p.own_work, p.own, engine)], [s.draws]
     if not alone:
