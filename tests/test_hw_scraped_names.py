@@ -182,3 +182,19 @@ def test_a_csv_of_odd_cells(tmp_path: Path) -> None:
     assert w.values("pcm:SKT0", "Mem Read (MB/s)") == ["absent", "error", 1e6]
     assert w.values("pcm:SKT0", "Mem Write (MB/s)") == ["error", 2e6]
     assert w.values("pcm:System", "CXL.mem_P0Read (MB/s)") == ["error", 3e6]
+
+
+def test_a_csv_that_goes_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "pcm.csv"
+    path.write_text(HEAD)
+    w = Watched(PcmSource(path), tmp_path / "t.trace")
+    w.sample()
+    with path.open("a") as f:
+        f.write("d,t,1,2,3,4\n")
+    w.sample()
+    path.rename(tmp_path / "elsewhere")
+    w.sample(2)
+    path.write_text(HEAD + "d,t,5,6,7,8\n")
+    w.sample()
+    assert w.values("pcm:SKT0", "Mem Read (MB/s)") == [1e6, "absent", 5e6]
+    assert [k for k, _ in w.events()] == ["metrics vanished", "gap", "metrics"]

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.watched import Watched
 
+import hoptrace
+from hoptrace.collectors.hardware.network import ucx
 from hoptrace.collectors.hardware.network.ucx import UcxSource, looks_like_ucx
 from hoptrace.collectors.hardware.network.ucx_text import is_report, report_of
 from hoptrace.collectors.hardware.sink import AGAIN_NS
@@ -122,3 +124,46 @@ def test_a_summary_is_followed_too_and_other_files_are_not(tmp_path: Path) -> No
     assert looks_like_ucx(tmp_path / "UCX_not_yet.txt") and not looks_like_ucx(tmp_path / "pcm.csv")
     found = UcxSource(tmp_path / "ucx_not_yet").probe()
     assert found.status == "absent" and "--enable-stats" in str(found.remedy)
+
+
+def test_numbers_without_end_and_reports_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, odd = report_of(["vm:1:", f"  n: {'9' * 5000}", f"  m: {(1 << 64) - 1}"])
+    assert found == {("vm:1", "m"): (1 << 64) - 1} and odd == 1
+    monkeypatch.setattr(ucx, "MAX_SERIES", 3)
+    path = tmp_path / "ucx.txt"
+    path.write_text("")
+    w = Watched(UcxSource(path), tmp_path / "t.trace")
+    w.sample()
+    with path.open("a") as f:
+        f.write("vm:1:\n" + "".join(f"  n{i}: {i}\n" for i in range(5)) + "\n")
+        f.write("vm:1:\n" + "  n0: 1\n" * 70 + "\n" + "vm:1:\n  n0: 9\n\nvm:1:\n  n0: 10\nvm:1:\n  n0: 11\n   odd\n\n")
+    w.sample()
+    assert w.values("ucx:vm:1", "n0") == [0, 9, 11]
+    dropped = {k.split(": ", 1)[1]: n for k, n in hoptrace.open(w.writer.path).manifest.rows_dropped.items()}
+    assert dropped == {
+        "counters beyond those that are kept": 2, "reports of too many lines": 1, "reports that were cut short": 1,
+        "lines of no known form": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-12-01,10:00:00.1,1\n", "10:00:00,5\n", "a:1:b\n", "http://x:80/\n", "vm:x:\n", "{a}:1:\n"]
+)
+def test_what_looks_like_a_report_and_is_none(text: str) -> None:
+    assert not is_report(text)
+
+
+def test_a_file_that_goes_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "ucx.txt"
+    path.write_text("")
+    w = Watched(UcxSource(path), tmp_path / "t.trace")
+    w.sample()
+    with path.open("a") as f:
+        f.write("vm:1:\n  n: 5\n\n")
+    w.sample()
+    path.rename(tmp_path / "elsewhere")
+    w.sample(2)
+    path.write_text("vm:2:\n  n: 1\n\n")
+    w.sample()
+    assert w.values("ucx:vm:1", "n") == [5, "absent"] and w.values("ucx:vm:2", "n") == [1]
+    assert [k for k, _ in w.events()] == ["metrics vanished", "gap", "metrics"]

@@ -100,7 +100,7 @@ class Pid(click.ParamType[Any]):
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Follow counters that another tool writes (PCM's CSV).",
+    help="Follow counters that another tool writes (PCM's CSV, UCX statistics).",
 )
 @click.option(
     "--tracepoints",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hoptrace.collectors.hardware.network.ucx_text import is_report, meaning, report_of
 from hoptrace.collectors.hardware.sink import Sink
-from hoptrace.collectors.hardware.source import Found, Pace, found_by_error
+from hoptrace.collectors.hardware.source import Found, Pace, found_by_error, status_of
 
 __all__ = ["MAX_SERIES", "UcxSource", "looks_like_ucx"]
 
@@ -51,6 +51,7 @@ class UcxSource:
         self._last: set[tuple[str, str]] = set()
         self._begun = 0
         self._looked_ns: int | None = None
+        self._gone = False
 
     def probe(self) -> Found:
         try:
@@ -71,7 +72,12 @@ class UcxSource:
         now_ns = out.now_ns()
         since_ns = self._looked_ns if self._looked_ns is not None else now_ns
         self._looked_ns = now_ns
-        with self._path.open("rb") as f:
+        try:
+            f = self._path.open("rb")
+        except OSError as e:
+            self._lose(e, out)
+            return
+        with f:
             status = os.fstat(f.fileno())
             if status.st_ino != self._inode or status.st_size < self._at:
                 # Another process writes it now: its counters begin at 0.
@@ -82,6 +88,9 @@ class UcxSource:
                 self._last.clear()
             f.seek(self._at)
             data = f.read(_LONGEST)
+        if self._gone:
+            self._gone = False
+            out.event("metrics", f"{self._path.name} is there again")
         self._at += len(data)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()[-_LONGEST:]
@@ -93,6 +102,14 @@ class UcxSource:
         return None
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, e: OSError, out: Sink) -> None:
+        """The file can't be read: each counter is unknown from here on, which is told once."""
+        out.at(now := out.now_ns(), now)
+        out.fail(self._numbers.values(), status_of(e))
+        if not self._gone:
+            out.event("metrics vanished", f"{self._path.name}: {e.strerror or e}")
+        self._gone = True
 
     def _line(self, line: str, out: Sink) -> None:
         if line.strip() and not line.startswith(" "):

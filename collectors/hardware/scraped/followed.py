@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hoptrace.collectors.hardware.network.ucx_text import is_report
 from hoptrace.collectors.hardware.sink import Direction, Sink
-from hoptrace.collectors.hardware.source import Found, Pace, found_by_error
+from hoptrace.collectors.hardware.source import Found, Pace, found_by_error, status_of
 
 __all__ = ["PcmSource", "headers"]
 
@@ -57,6 +57,8 @@ class PcmSource:
         self._columns: list[tuple[str, str]] | None = None
         self._skip = True
         self._last_ns: int | None = None
+        self._numbers: set[int] = set()
+        self._gone = False
 
     def probe(self) -> Found:
         try:
@@ -82,7 +84,12 @@ class PcmSource:
 
     def sample(self, out: Sink) -> None:
         before = out.now_ns()
-        with self._path.open("rb") as f:
+        try:
+            f = self._path.open("rb")
+        except OSError as e:
+            self._lose(e, out)
+            return
+        with f:
             status = os.fstat(f.fileno())
             if status.st_ino != self._inode or status.st_size < self._at:
                 if self._inode:
@@ -90,6 +97,9 @@ class PcmSource:
                 self._inode, self._at, self._rest, self._heads, self._columns = status.st_ino, 0, b"", [], None
             f.seek(self._at)
             data = f.read(_LONGEST)
+        if self._gone:
+            self._gone = False
+            out.event("metrics", f"{self._path.name} is there again")
         self._at += len(data)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()[-_LONGEST:]
@@ -101,6 +111,14 @@ class PcmSource:
 
     def close(self) -> None:
         return None
+
+    def _lose(self, e: OSError, out: Sink) -> None:
+        """The file can't be read: each column is unknown from here on, which is told once."""
+        out.at(now := out.now_ns(), now)
+        if not self._gone:
+            out.event("metrics vanished", f"{self._path.name}: {e.strerror or e}")
+            out.fail(self._numbers, status_of(e))
+        self._gone = True
 
     def _line(self, text: str, out: Sink) -> None:
         cells = _cells(text)
@@ -139,6 +157,7 @@ class PcmSource:
         unit = "bytes/s" if megabytes else None
         # The tool's interval is not told: the time since its last line is, to within our own beat, and is no part of the name.
         number = out.series(entity, column, unit, "rate" if megabytes else "gauge", direction=way)
+        self._numbers.add(number)
         try:
             value = float(cell)
         except ValueError:
