@@ -178,6 +178,27 @@ def test_bad_input(tmp_path: Path) -> None:
         assert "Traceback" not in ran.stderr and "fault of hoptrace" not in ran.stderr, ran.stderr
 
 
+def with_context(of: Path, to: Path, tokens: int) -> Path:
+    """A copy whose manifest tells another context."""
+    shutil.copytree(of, to)
+    manifest = json.loads((to / "manifest.json").read_text())
+    manifest["servers"][0]["context_tokens"] = tokens
+    (to / "manifest.json").write_text(json.dumps(manifest))
+    return to
+
+
+def test_requests_that_a_prediction_refuses_are_told(tmp_path: Path) -> None:
+    short = with_context(ONE, tmp_path / "short.trace", 60)
+    ran = run("fidelity", FOUR, short, "--truth", "none", "-o", tmp_path / "f.json")
+    case = json.loads((tmp_path / "f.json").read_text())["cases"][1]
+    there = case["requests"]["predicted"]
+    assert 0 < there < 48 and f"over 48 requests, {there} in the prediction" in " ".join(ran.stdout.split()), ran.stderr
+    assert any(n.startswith(f"In the prediction {48 - there} requests are refused; the first: ") for n in case["notes"])
+    none = with_context(FOUR, tmp_path / "none.trace", 2)
+    ran = run("fidelity", none, "--truth", "none")
+    assert ran.returncode == 3 and "Nothing of none is predicted: 48 requests are refused" in ran.stderr
+
+
 def test_without_steps_nothing_is_fitted_and_that_is_said(tmp_path: Path) -> None:
     rows = [(i, 100 * i, 100 * i + 50, 100 * i + 90, 3) for i in range(6)]
     full = record(tmp_path / "full.trace", rows).table("requests").collect()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hoptrace.analysis.fidelity.study import Case, Study
     from hoptrace.manifest import Server
     from hoptrace.reader import Trace
+    from hoptrace.replay.memory_trace import FramesTrace
     from hoptrace.replay.plan import Plan
     from hoptrace.replay.prepare import Prepared
     from hoptrace.replay.simulation import Engine
@@ -119,10 +120,29 @@ def _case(p: Prepared, observed: Trace, own: bool, speed: float | None, engine: 
         plan = replace(planned.plan, costs=tuple(scaled(c, speed) for c in planned.plan.costs))
         slower = replace(p, planned=replace(planned, plan=plan))
         at_speed = played(slower, engine=engine, tokens=tokens, fraction=tell)
-    notes = [*work.notes, *planned.notes, *(p.own_arrivals if own else p.arrivals).notes]
+    turned_away = _refused(predicted, observed)
+    notes = [*turned_away, *work.notes, *planned.notes, *(p.own_arrivals if own else p.arrivals).notes]
     domains = _domains(planned.plan, predicted.frames["steps"])
     remedy = coverage(domains, _server(p)).remedy
     return Case(observed, predicted, at_speed, domains=domains, remedy=remedy, notes=tuple(dict.fromkeys(notes)))
+
+
+def _refused(predicted: FramesTrace, observed: Trace) -> list[str]:
+    """That requests are refused, in a sentence: figures of the others stand against those of all.
+
+    Raises:
+        InputError: all are, so nothing is predicted.
+    """
+    from hoptrace.errors import InputError
+    from hoptrace.replay.notes import refused
+
+    requests = predicted.frames["requests"].sort("request")
+    said = refused(requests["error"].drop_nulls().to_list())
+    if said and "steps" not in predicted.frames:
+        raise InputError(
+            f"Nothing of {observed.name} is predicted: {said[0]}", hint="What is the server's limit in its manifest?"
+        )
+    return [f"In the prediction {s[:1].lower()}{s[1:]} They are in no figure of it." for s in said]
 
 
 def _domains(plan: Plan, steps: pl.DataFrame) -> tuple[Domain, ...]:

@@ -53,12 +53,13 @@ def _case(console: Console, case: Judged, base: str, said: set[str], *, noisy: b
 
     from hoptrace.analysis.fidelity.text import settings_text, signs_text, speed_text
 
-    n = case.compared.requests[0]
+    n, predicted = case.compared.requests
+    over = f"over {n:,} requests" if n == predicted else f"over {n:,} requests, {predicted:,} in the prediction"
     if case.own:
-        console.print(f"[bold]{escape(case.trace)}[/bold]  its own policy, over {n:,} requests")
+        console.print(f"[bold]{escape(case.trace)}[/bold]  its own policy, {over}")
         console.print(_own(case, noisy))
     else:
-        console.print(f"[bold]{escape(case.trace)}[/bold]  predicted from {escape(base)}, over {n:,} requests")
+        console.print(f"[bold]{escape(case.trace)}[/bold]  predicted from {escape(base)}, {over}")
         console.print(f"  {settings_text(case)}", markup=False)
         console.print(_changed(case, noisy))
         console.print("First three: B ÷ A. raw: of B alone. at speed: that with the machine's speed taken out.", markup=False)
