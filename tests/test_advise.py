@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -279,9 +280,17 @@ def test_a_file_that_is_there_is_kept(idle: Path, tmp_path: Path) -> None:
     assert code == 4 and "there is no folder" in err and not out
 
 
+def test_a_server_that_can_run_nothing_gets_no_advice(tmp_path: Path) -> None:
+    shutil.copytree(sample("llamacpp-four-slots"), tmp_path / "tiny.trace")
+    told = json.loads((tmp_path / "tiny.trace" / "manifest.json").read_text())
+    told["servers"][0]["context_tokens"] = 2
+    (tmp_path / "tiny.trace" / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(InputError, match="refuses every request"):
+        advise(open_trace(tmp_path / "tiny.trace"), draws=0)
+
+
 def test_short_flags_are_tried_as_they_are_printed() -> None:
-    sample = Path(__file__).parents[1] / "sample_traces" / "llamacpp-four-slots.trace"
-    found = advise(open_trace(sample), draws=0, tries=("-np=3", "-b=100"))
+    found = advise(open_trace(sample("llamacpp-four-slots")), draws=0, tries=("-np=3", "-b=100"))
     shown = {c.typed for v in found.verdicts for c in v.changes}
     assert ("-np 3", "-c 6144") in shown and ("-b 100",) in shown
 

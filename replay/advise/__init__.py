@@ -128,6 +128,11 @@ def advise(
     trials = Trials(p, aim, chosen, study)
     say("replaying the trace's own policy")
     own, evidence = trials.point(), trials.evidence()
+    if own.undone == p.asked_work.n:  # nothing to better: "keep" would sound like an answer
+        raise InputError(
+            f"The replay of {trace.name} under its own policy refuses every request: none fits the server of its manifest.",
+            hint="hoptrace replay T.trace -o OUT.trace says why; correct the context or the KV space in manifest.json.",
+        )
     scene = _scene(p, evidence)
     changes, left = judge(catalogue, scene)
     asked = named(catalogue, scene, tries)
