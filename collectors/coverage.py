@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from hoptrace.writer import TraceWriter
 
 __all__ = ["Coverage"]
@@ -13,21 +15,25 @@ class Coverage:
     def __init__(self, writer: TraceWriter) -> None:
         self._writer = writer
         self._open: dict[tuple[str, str, str | None], int] = {}
+        self._lock = threading.Lock()  # sources of counters tell from threads of theirs
 
     def begin(self, table: str, source: str, server: str | None) -> None:
         """``source`` records ``table`` from now on (nothing if it does already)."""
-        self._open.setdefault((table, source, server), self._writer.clock.now_ns())
+        with self._lock:
+            self._open.setdefault((table, source, server), self._writer.clock.now_ns())
 
     def end(self, source: str, server: str | None) -> None:
         """``source`` has stopped recording ``server``, or can see nothing of it for now."""
-        theirs = [key for key in self._open if key[1:] == (source, server)]
-        self._write(theirs)
-        for key in theirs:
-            del self._open[key]
+        with self._lock:
+            theirs = [key for key in self._open if key[1:] == (source, server)]
+            self._write(theirs)
+            for key in theirs:
+                del self._open[key]
 
     def extend(self) -> None:
         """All that is open lasts until now."""
-        self._write(list(self._open))
+        with self._lock:
+            self._write(list(self._open))
 
     def _write(self, keys: list[tuple[str, str, str | None]]) -> None:
         now = self._writer.clock.now_ns()

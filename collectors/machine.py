@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from hoptrace.collectors.base import Finding
 from hoptrace.collectors.context import Options
+from hoptrace.collectors.coverage import Coverage
 from hoptrace.collectors.hardware import catalog
 from hoptrace.collectors.hardware.listener import lately
 from hoptrace.collectors.hardware.processes.process import ProcessSource
@@ -26,13 +28,14 @@ def asked_of(options: Options, targets: Sequence[Target] = ()) -> Asked:
 
 
 class Machine:
-    """Begins with :meth:`start`; ``recorded`` is told the name of each source whose first sample is in."""
+    """Begins with :meth:`start`; ``coverage`` has each source from its first sample on, but for the time in which it hangs."""
 
     def __init__(
         self, writer: TraceWriter, host: str, asked: Asked, every_s: float, max_overhead: float | None,
-        recorded: Callable[[str], None],
+        coverage: Coverage,
     ) -> None:  # fmt: skip
-        self._station = Station(writer, host, catalog.sources(asked), every_s, max_overhead, recorded)
+        begun, ended = partial(coverage.begin, "counters", server=None), partial(coverage.end, server=None)
+        self._station = Station(writer, host, catalog.sources(asked), every_s, max_overhead, begun, ended)
 
     async def start(self) -> dict[str, Finding]:
         """Probe all sources and sample those that are there; gives what was found."""

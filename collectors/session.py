@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -213,8 +212,8 @@ class Session:
         if self.outside is None:
             self.findings["proxy"] = Finding(False, "no --proxy was given: requests and tokens are not seen from outside")
         o = self._options
-        begun = partial(self._coverage.begin, "counters", server=None)
-        self._machine = Machine(self._writer, self._host, asked_of(o, self.targets), self._every_s, o.max_overhead, begun)
+        asked = asked_of(o, self.targets)
+        self._machine = Machine(self._writer, self._host, asked, self._every_s, o.max_overhead, self._coverage)
         self.machine_found = await self._machine.start()
         self.findings |= self.machine_found
         for target in self.targets:

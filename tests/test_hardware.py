@@ -195,7 +195,7 @@ def test_threads_devices_and_what_it_cost() -> None:
         "Busiest interrupts: irq:45 (PCI-MSIX 3-edge nvme0q3) 4,000 (100 a second).",
         "Pressure, share of the time: cpu some 15%.",
         "Collecting from the machine took 1.20% of a core (over the 1% that may): nvml 0.8% (800 µs a sample), processes 0.4% "
-        "(400 µs a sample).",
+        "(400 µs a sample). All of hoptrace took 0.8% (proxy, servers' pages, writing).",
         "2 beats of its sources were missed.", "tracepoints  tracefs is not mounted  mount it",
     ):  # fmt: skip
         assert line in text, line
@@ -299,3 +299,14 @@ def test_threads_that_nobody_read_make_the_rest_a_lower_bound() -> None:
     # Where the threads that compute were looked at one by one, it is theirs that counts.
     (s,) = hardware(MemoryTrace(rows | {"counters": rows["counters"] + much}, SERVER)).stealing
     assert s.verdict == "yes"
+
+
+def test_the_limit_is_the_capture_s_own() -> None:
+    rows = hardware_rows()
+    limit = cumulative("collector:station", "allowed_share", lambda t: 0, every=10, semantics="gauge", unit="1", value_int=None,
+                       value_float=0.02)  # fmt: skip
+    spent = cumulative("collector:a", "cpu_ns", lambda t: t * 0.015 * S)
+    cost = hardware(MemoryTrace(rows | {"counters": rows["counters"] + spent + limit}, SERVER)).collecting
+    assert (cost.allowed, cost.over) == (0.02, False)
+    cost = hardware(MemoryTrace(rows | {"counters": rows["counters"] + spent}, SERVER)).collecting
+    assert (cost.allowed, cost.over) == (0.01, True)

@@ -119,3 +119,11 @@ def test_servers_that_run_here(tmp_path: Path) -> None:
 
 def test_this_process_is_no_server() -> None:
     assert os.getpid() not in [h.pid for h in servers_here()]
+
+
+def test_trees_that_are_none(tmp_path: Path) -> None:
+    for words in (["--sys", str(tmp_path)], ["--sys", "/etc/passwd"], ["--proc", str(tmp_path)], ["--sys", ""]):
+        done = run("doctor", *words)
+        assert done.returncode == 4 and "is no Linux /" in done.stderr, words
+        done = run("attach", "http://127.0.0.1:9", "-o", str(tmp_path / "t.trace"), *words)
+        assert done.returncode == 4 and "is no Linux /" in done.stderr, words

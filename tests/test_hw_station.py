@@ -272,6 +272,53 @@ def test_a_source_that_blocks_delays_no_other_and_is_left_behind_at_the_end(
     for_ever.set()
 
 
+def test_a_source_that_hangs_is_told_and_those_that_shared_its_thread_go_on(
+    writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_HANGS_S", 0.2), ("_FLUSH_S", 0.05), ("_SLOW_S", 0.01)):
+        monkeypatch.setattr(station_module, name, value)
+    go, told, lost = threading.Event(), [], []
+    hang = False
+
+    def work() -> None:
+        if hang:
+            go.wait()
+
+    first, bad, last = Toy("first", "slow"), Toy("bad", "slow", work), Toy("last", "slow")
+    station = run(writer, first, bad, last, recorded=told.append, lost=lost.append)
+    until(lambda: last.samples > 3)
+    hang = True
+    until(lambda: lost == ["bad"])
+    seen = first.samples, last.samples
+    until(lambda: first.samples > seen[0] + 5 and last.samples > seen[1] + 5)
+    hang = False
+    go.set()
+    until(lambda: told.count("bad") == 2)
+    before = bad.samples
+    until(lambda: bad.samples > before + 5)
+    station.close()
+    assert first.closed and bad.closed and last.closed
+    details = [r["detail"] for r in rows(writer, "events")]
+    assert len(details) == 2 and details[0].startswith("bad has not answered for ") and details[1] == "bad answers again"
+
+
+def test_looking_for_a_source_has_an_end(writer: TraceWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(station_module, "_HANGS_S", 0.1)
+    go = threading.Event()
+    bad, good = Toy("bad"), Toy("good")
+    monkeypatch.setattr(bad, "probe", lambda: go.wait() and Found("ok"))
+    station = Station(writer, "h", [bad, good], 0.01, None)
+    found = station.probe()
+    assert found["good"].available and found["bad"] == Found("error", "looking for it did not end within 0.1 s")
+    station._look_again(station.running[0])
+    assert station.running[0].found == Found("error", "looking for it has not ended yet"), "no second thread for it"
+    go.set()
+    until(lambda: not station.running[0].asking.is_alive())  # type: ignore[union-attr]
+    station._look_again(station.running[0])
+    assert station.running[0].found == Found("ok")
+    station.close()
+
+
 def test_a_source_that_fails_is_counted_told_once_and_tried_again(writer: TraceWriter) -> None:
     broken = True
 

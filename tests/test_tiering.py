@@ -50,7 +50,10 @@ def test_where_only_the_machine_tells() -> None:
 def test_nodes_that_stand_still_while_the_machine_tells() -> None:
     still = [*pages("node:0", "pgpromote_success", 5, 5), *pages("node:1", "pgpromote_success", 0, 0)]
     found = tier_pages(MemoryTrace({"counters": [*still, *pages("memory", "pgpromote_success", 4669, 23_469)]}))
-    assert [(t.node, t.pages) for t in found] == [("memory", 18_800)]
+    assert [(t.node, t.pages, t.nodes_pages) for t in found] == [("memory", 18_800, 0)]
+    assert (
+        tier_says(found)[1] == "The nodes' own counters contradict the machine's: they saw 0 of the 18,800 of pgpromote_success."
+    )
     moved = pages("node:2", "pgpromote_success", 0, 18_700)  # read a moment earlier
     found = tier_pages(MemoryTrace({"counters": [*still, *moved, *pages("memory", "pgpromote_success", 4669, 23_469)]}))
     assert [(t.node, t.pages) for t in found] == [("node:0", 0), ("node:1", 0), ("node:2", 18_700)]

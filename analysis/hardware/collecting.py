@@ -11,7 +11,7 @@ __all__ = ["ALLOWED", "KIND", "Collector", "Cost", "collecting"]
 
 KIND = "collector"
 ALLOWED = 0.01
-"""Share of a core that all of it may take."""
+"""Share of a core that all of it may take, where a trace does not tell what its capture was allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,12 @@ class Collector:
 @dataclass(frozen=True)
 class Cost:
     """``collectors``: the dearest first. ``share``: of one core, all together; null where none was long enough to tell.
-    ``whole_share``: the same of hoptrace's process with its proxy, polling of pages and writing; null if not recorded."""
+    ``allowed``: the capture's --max-overhead. ``whole_share``: of one core, hoptrace's process with its proxy, polling of pages
+    and writing; null if not recorded."""
 
     collectors: list[Collector]
     whole_share: float | None = None
+    allowed: float = ALLOWED
 
     @property
     def share(self) -> float | None:
@@ -58,7 +60,7 @@ class Cost:
 
     @property
     def over(self) -> bool:
-        return self.share is not None and self.share > ALLOWED
+        return self.share is not None and self.share > self.allowed
 
     def as_dict(self) -> dict[str, Any]:
         share = None if self.share is None else round(self.share, 6)
@@ -66,7 +68,7 @@ class Cost:
         return {
             "share": share,
             "whole_share": whole,
-            "allowed": ALLOWED,
+            "allowed": self.allowed,
             "over": self.over,
             "collectors": [c.as_dict() for c in self.collectors],
         }
@@ -100,4 +102,6 @@ def collecting(totals: pl.DataFrame) -> Cost:
         pl.col("entity").str.starts_with("hoptrace:") & (pl.col("name") == "on_cpu_ns") & (pl.col("counted_ns") > 0)
     )
     whole = float((own["total"] / own["counted_ns"]).sum()) if own.height else None
-    return Cost(sorted(found, key=lambda c: (-(c.share or 0), c.name)), whole)
+    told = mine.filter(pl.col("name") == "allowed_share")["largest"].drop_nulls()
+    allowed = float(told[0]) if told.len() else ALLOWED
+    return Cost(sorted(found, key=lambda c: (-(c.share or 0), c.name)), whole, allowed)

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hoptrace.analysis.hardware.collecting import ALLOWED, Cost
+from hoptrace.analysis.hardware.collecting import Cost
 from hoptrace.analysis.hardware.devices import Devices, Gpu
 from hoptrace.analysis.hardware.hardware import Hardware
 from hoptrace.analysis.hardware.threads import CALLS, COUNTS, CYCLES, Threads
@@ -158,7 +158,7 @@ def _cost(c: Cost) -> list[str]:
         for x in c.collectors[:4]
     )
     whole = "" if c.whole_share is None else f" All of hoptrace took {percent(c.whole_share)} (proxy, servers' pages, writing)."
-    limit = f"{'over' if c.over else 'within'} the {ALLOWED:.0%} that may"
+    limit = f"{'over' if c.over else 'within'} the {100 * c.allowed:g}% that may"
     said = f"Collecting from the machine took {c.share:.2%} of a core ({limit}): {dear}.{whole}"
     missed = sum(x.missed or 0 for x in c.collectors)
     return [said] + ([f"{counted(missed, 'beat')} of its sources {'was' if missed == 1 else 'were'} missed."] if missed else [])

@@ -23,7 +23,8 @@ admin-guide/sysctl/kernel.rst, NUMA_BALANCING_MEMORY_TIERING)."""
 @dataclass(frozen=True, slots=True)
 class TierPages:
     """``direction``: in (promoted to the node, which counts them) or out (demoted from it). ``page_basis``: counted, where the
-    page size was recorded, else assumed (4 KiB)."""
+    page size was recorded, else assumed (4 KiB). ``nodes_pages``: of the machine's own count, what the nodes' counters saw of it
+    where they contradict it."""
 
     host: str
     node: str
@@ -32,6 +33,7 @@ class TierPages:
     pages: int
     page_bytes: int
     page_basis: str
+    nodes_pages: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -51,7 +53,9 @@ def tier_pages(trace: Trace) -> list[TierPages]:
     told = trace.table("counters").filter(pl.col("name") == "page_size_bytes").select("value_int").drop_nulls()
     sizes = told.unique().collect(engine="streaming")["value_int"].to_list()
     size, basis = (int(sizes[0]), "counted") if len(sizes) == 1 else (_PAGE, "assumed")
-    return [TierPages(r["host"], r["entity"], r["direction"], r["name"], int(r["pages"]), size, basis) for r in rows]
+    return [
+        TierPages(r["host"], r["entity"], r["direction"], r["name"], int(r["pages"]), size, basis, r["nodes_pages"]) for r in rows
+    ]
 
 
 def switched_off(trace: Trace) -> tuple[str, ...]:
@@ -85,4 +89,9 @@ def tier_says(found: list[TierPages], off: tuple[str, ...] = ()) -> list[str]:
         out.append(f"{node} {' and '.join(told)}")
     size = f"pages of {bytes_text(moved[0].page_bytes)}{' (assumed)' if moved[0].page_basis == 'assumed' else ''}"
     nodes = counted(len(out), "node")
-    return [f"Between memory tiers the kernel moved, beside all moves ({nodes}, {size}): {'; '.join(out)}."]
+    says = [f"Between memory tiers the kernel moved, beside all moves ({nodes}, {size}): {'; '.join(out)}."]
+    odd = [t for t in moved if t.nodes_pages is not None]
+    if odd:
+        told = ", ".join(f"{t.nodes_pages:,} of the {t.pages:,} of {t.counter}" for t in odd)
+        says.append(f"The nodes' own counters contradict the machine's: they saw {told}.")
+    return says

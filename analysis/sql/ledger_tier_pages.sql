@@ -15,7 +15,8 @@ WITH s AS (
   GROUP BY host, entity, name, source
   QUALIFY row_number() OVER (PARTITION BY host, entity, name ORDER BY max(time_ns) - min(time_ns) DESC, source) = 1
 )
-SELECT host, entity, name, CASE name WHEN 'pgpromote_success' THEN 'in' ELSE 'out' END AS direction, pages
+SELECT host, entity, name, CASE name WHEN 'pgpromote_success' THEN 'in' ELSE 'out' END AS direction, pages,
+       CASE WHEN NOT starts_with(entity, 'node:') THEN sum(pages) FILTER (starts_with(entity, 'node:')) OVER (PARTITION BY host, name) END::BIGINT AS nodes_pages
 FROM summed
 WHERE pages IS NOT NULL
 QUALIFY starts_with(entity, 'node:') = (

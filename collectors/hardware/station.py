@@ -2,7 +2,8 @@
 
 Threads: one for all fast sources, one for all slow ones, one for each source that may block, one that hands rows over. A source
 that fails is tried again ever less often, one that is not there is looked for again every 30 s, one that costs more than is
-allowed is asked half as often. Sources that hang are left behind at the end.
+allowed is asked half as often. One that does not come back for ten seconds is left in its thread, and those that it kept waiting
+go on in another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["Running", "Station"]
 _SLOW_S, _LOOK_S, _WEIGH_S, _FLUSH_S = 1.0, 30.0, 5.0, 1.0
 _SLOWEST_FAULT_S, _SLOWEST_BEAT_S = 60.0, 60.0
 _PATIENCE_S = 2.0
+_HANGS_S = 10.0
 
 
 @dataclass(slots=True)
@@ -41,6 +43,9 @@ class Running:
     weighed: tuple[float, int] = (0.0, 0)
     opened: bool = False
     last_error: str | None = None
+    began: float | None = None  # of the sample that is being taken
+    hangs: bool = False
+    asking: threading.Thread | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +53,8 @@ class Station:
     """The sources of a capture.
 
     every_s: between two samples of a fast source. max_overhead: what all of them may take of one core (0.01: one per cent); null:
-    they are not held back. recorded: told once a source's first sample is in (its name), for the coverage.
+    they are not held back. recorded: told once a source's first sample is in (its name), for the coverage, and when it answers
+    again; lost: when it hangs.
     """
 
     writer: TraceWriter
@@ -57,10 +63,12 @@ class Station:
     every_s: float = 0.1
     max_overhead: float | None = 0.01
     recorded: Callable[[str], None] = lambda name: None
+    lost: Callable[[str], None] = lambda name: None
     running: list[Running] = field(default_factory=list)
     hand_over_cpu_ns: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
+    _groups: list[list[Running]] = field(default_factory=list)
     _own: Sink | None = None
 
     def probe(self) -> dict[str, Found]:
@@ -68,20 +76,18 @@ class Station:
         for source in self.sources:
             floor = max(source.every_s or 0.0, _SLOW_S if source.pace == "slow" else 0.0)
             run = Running(source, Sink(self.writer, self.host, source.name), max(self.every_s, floor))
-            run.found = _probe(source)
+            run.found = _probe(run)
             self.running.append(run)
         return {r.source.name: r.found for r in self.running if r.found is not None}
 
     def start(self) -> None:
         """Begin to sample what the probe found."""
         self._own = Sink(self.writer, self.host, "station")
-        shared = {"fast": self._of("fast"), "slow": self._of("slow")}
-        for name, runs in shared.items():
-            if runs:
-                self._spawn(name, lambda runs=runs: self._beat(runs))  # type: ignore[misc]
+        for name in ("fast", "slow"):
+            self._together(name, self._of(name))
         for run in self.running:
             if run.source.pace in ("own", "events"):
-                self._spawn(run.source.name, lambda run=run: self._beat([run]))  # type: ignore[misc]
+                self._together(run.source.name, [run])
         self._spawn("hand-over", self._hand_over)
 
     def close(self) -> None:
@@ -99,6 +105,11 @@ class Station:
     def _of(self, pace: str) -> list[Running]:
         return [r for r in self.running if r.source.pace == pace]
 
+    def _together(self, name: str, runs: list[Running]) -> None:
+        if runs:
+            self._groups.append(runs)
+            self._spawn(name, lambda: self._beat(runs))
+
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
         # A daemon: a call into a driver may never return, and must not keep the process.
         thread = threading.Thread(target=work, name=f"hoptrace-{name}"[:15], daemon=True)
@@ -109,7 +120,7 @@ class Station:
         """Sample each at its deadline. Deadlines are absolute: what is missed is skipped and counted, never made up for."""
         begun = time.monotonic()
         for run in runs:
-            run.due, run.weighed = begun, (begun, 0)
+            run.due, run.weighed = begun, (begun, run.cpu_ns)
         looked = begun
         while not self._stop.is_set():
             now = time.monotonic()
@@ -134,7 +145,9 @@ class Station:
     def _once(self, run: Running, now: float) -> None:
         run.late_ns = max(run.late_ns, int((now - run.due) * 1e9))
         before = run.faults
+        run.began = time.monotonic()
         self._sample(run)
+        run.began = None
         if run.faults:
             run.due = time.monotonic() + min(run.every_s * 2.0**run.faults, _SLOWEST_FAULT_S)
             if not before:
@@ -196,7 +209,7 @@ class Station:
         """A source that was not there may be by now: a module loaded, a permission given, a device back."""
         if run.found is None or run.found.available:
             return
-        found = _probe(run.source)
+        found = _probe(run)
         run.found = found
         if found.available:
             run.due = time.monotonic()
@@ -205,6 +218,25 @@ class Station:
     def _hand_over(self) -> None:
         while not self._stop.wait(_FLUSH_S):
             self._flush()
+            self._watch()
+
+    def _watch(self) -> None:
+        """Who hangs keeps the thread that it hangs in; those that shared it go on in a new one."""
+        now = time.monotonic()
+        for runs in list(self._groups):
+            for run in list(runs):
+                began = run.began
+                if began is None and run.hangs:
+                    run.hangs = False
+                    run.sink.event("source", f"{run.source.name} answers again")
+                    self.recorded(run.source.name)
+                elif began is not None and not run.hangs and now - began > _HANGS_S:
+                    run.hangs = True
+                    run.sink.event("source", f"{run.source.name} has not answered for {now - began:.0f} s; the others go on")
+                    self.lost(run.source.name)
+                    rest = [r for r in runs if r is not run]
+                    runs[:] = [run]  # what the thread finds when it comes back
+                    self._together(run.source.pace, rest)
 
     def _flush(self) -> None:
         cpu = time.thread_time_ns()
@@ -233,9 +265,21 @@ class Station:
             own.put(own.series(entity, "every_ns", "ns", "gauge"), round(run.every_s * 1e9))
             run.late_ns = 0
         own.put(own.series("collector:station", "cpu_ns", "ns", "cumulative"), self.hand_over_cpu_ns)
+        if self.max_overhead is not None:
+            own.put(own.series("collector:station", "allowed_share", "1", "gauge"), float(self.max_overhead))
 
 
-def _probe(source: Source) -> Found:
+def _probe(run: Running) -> Found:
+    if run.asking is not None and run.asking.is_alive():
+        return Found("error", "looking for it has not ended yet")
+    found: list[Found] = []
+    run.asking = threading.Thread(target=lambda: found.append(_asked(run.source)), name="hoptrace-probe", daemon=True)
+    run.asking.start()
+    run.asking.join(_HANGS_S)
+    return found[0] if found else Found("error", f"looking for it did not end within {_HANGS_S:g} s")
+
+
+def _asked(source: Source) -> Found:
     try:
         return source.probe()
     except Exception as e:  # a fault of one source must not keep the others from recording

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from hoptrace.collectors.session import Session
 
-__all__ = ["TOPO_CHARS", "Address", "Duration", "Percent", "Pid", "command"]
+__all__ = ["TOPO_CHARS", "Address", "Duration", "Percent", "Pid", "check_trees", "command"]
 
 TOPO_CHARS = 1_000_000  # far more than the text of any machine
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -68,6 +68,15 @@ class Pid(click.ParamType[Any]):
         if value in ("auto", "none") or (isinstance(value, str) and value.isascii() and value.isdigit() and int(value) > 0):
             return int(value) if value.isdigit() else value
         return self.fail(f"{value!r} is not auto, none or the number of a process", param, ctx)
+
+
+def check_trees(proc: Path, sysfs: Path) -> None:
+    """EnvironmentProblem if another tree than this machine's own was named and is none: all would look absent there."""
+    from hoptrace.errors import EnvironmentProblem
+
+    for tree, own, holds in ((proc, "/proc", "stat"), (sysfs, "/sys", "devices")):
+        if tree != Path(own) and not (tree / holds).exists():
+            raise EnvironmentProblem(f"{tree} is no Linux {own}.", hint=f"Name where the host's {own} is mounted (/host{own}).")
 
 
 @click.command("attach", short_help="Capture a live server into a trace.")
@@ -220,6 +229,7 @@ def command(
         )
     if kv_replay is not None and kv_events is None:
         raise UsageError("--kv-replay belongs to --kv-events.", hint="Give both, or neither: then the server's flags tell.")
+    check_trees(proc, sysfs)
     options = Options(
         kv_events=kv_events, kv_events_replay=kv_replay, forward_pass=forward_pass, otlp=otlp, log=log, roots=Roots(proc, sysfs),
         tracepoints=tracepoints, scrape=scrape, files=files, max_overhead=None if max_overhead == "none" else max_overhead,

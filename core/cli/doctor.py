@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hoptrace.cli.attach import TOPO_CHARS, Duration
+from hoptrace.cli.attach import TOPO_CHARS, Duration, check_trees
 
 if TYPE_CHECKING:
     from hoptrace.collectors.hardware.source import Asked
@@ -102,8 +102,7 @@ def _asked(pid: int | None, scrape: tuple[str, ...], tracepoints: Any, proc: Pat
         raise EnvironmentProblem(
             f"{proc} is no Linux /proc.", hint="hoptrace reads counters of Linux; name a /proc after --proc."
         )
-    if not (sysfs / "devices").is_dir():
-        raise EnvironmentProblem(f"{sysfs} is no Linux /sys.", hint="Name a /sys after --sys.")
+    check_trees(proc, sysfs)
     if pid is not None and not (proc / str(pid)).exists():
         raise UsageError(f"There is no process {pid}.", hint="Give the server's number, or leave --pid out.")
     here = servers_here(proc)

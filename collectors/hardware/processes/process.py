@@ -26,6 +26,7 @@ MAX_THREADS = 64
 """Threads that get rows of their own, of all of the server's processes together."""
 
 _THREADS_EVERY_NS, _TREE_EVERY_NS, _SEARCH_EVERY_NS = 1_000_000_000, 5_000_000_000, 2_000_000_000
+_SEARCHES = 5  # a server that stays away is looked for ever less often, every ten seconds at last: all processes are gone through
 _TOLD_ROLES = ("api", "engine", "worker")
 _SUMS = (("on_cpu_ns", "ns"), ("unread_cpu_ns", "ns"), ("run_delay_ns", "ns"), ("timeslices", "times"))
 """Over all threads since the process was seen first. ``unread_cpu_ns``: what of on_cpu_ns was of threads that ended between two
@@ -95,6 +96,7 @@ class ProcessSource:
         self._tree_due_ns = self._search_due_ns = self._threads_due_ns = 0
         self._boot_ns: int | None = None
         self._began_ns: int | None = None
+        self._searched = 0
         self._told: set[tuple[int, int]] = set()
         self.pid: int | None = None
         self._start_ticks = 0
@@ -129,7 +131,8 @@ class ProcessSource:
         if self._began_ns is None and (up := procfs.uptime_ns(self._proc)) is not None:
             self._began_ns, self._boot_ns = now, now - up
         if self.pid is None and now >= self._search_due_ns:
-            self._search_due_ns = now + _SEARCH_EVERY_NS
+            self._searched = min(self._searched + 1, _SEARCHES)
+            self._search_due_ns = now + self._searched * _SEARCH_EVERY_NS
             self._search(out)
         if self.pid is None:
             return
@@ -154,7 +157,7 @@ class ProcessSource:
         self.pid = pid
         self._lives = {pid: _Life(pid, self._proc / str(pid), start_ticks, self._boot, out)}
         self._roles = {}
-        self._threads_due_ns = self._tree_due_ns = 0
+        self._threads_due_ns = self._tree_due_ns = self._searched = 0
 
     def _search(self, out: Sink) -> None:
         found = self._server.find()
