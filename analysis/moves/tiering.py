@@ -92,6 +92,6 @@ def tier_says(found: list[TierPages], off: tuple[str, ...] = ()) -> list[str]:
     says = [f"Between memory tiers the kernel moved, beside all moves ({nodes}, {size}): {'; '.join(out)}."]
     odd = [t for t in moved if t.nodes_pages is not None]
     if odd:
-        told = ", ".join(f"{t.nodes_pages:,} of the {t.pages:,} of {t.counter}" for t in odd)
-        says.append(f"The nodes' own counters contradict the machine's: they saw {told}.")
+        lacks = ", ".join(f"{t.nodes_pages:,} of the {t.pages:,} of {t.counter}" for t in odd)
+        says.append(f"The nodes' own counters contradict the machine's: they saw {lacks}.")
     return says
