@@ -51,7 +51,9 @@ def test_pages_and_files_stand_in_the_trace(url: str, exporter: Exporter, tmp_pa
     for writer in writers:
         writer.join()
     assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["trace"] == str(out)
+    said = json.loads(told.stdout)
+    assert said["trace"] == str(out)
+    assert any(w.startswith(f"scrape {nobody}: nothing listens") for w in said["not_seen"]), "what was named has its reason"
     (none,) = [c for c in hoptrace.open(out).manifest.collectors if nobody in c.name]
     assert not none.available and f"nothing listens at {nobody}" in str(none.reason)
     counters = hoptrace.open(out).table("counters").collect()

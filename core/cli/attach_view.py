@@ -72,7 +72,10 @@ def _unseen(session: Session, status: Status) -> list[str]:
         for name, f in sorted(session.findings.items())
         if not f.available and f.reason and name not in machine
     ]
-    if away := sorted(name for name, f in machine.items() if not f.available):
+    # Pages and files that the user named ("scrape HOST:PORT", "pcm FILE"): their reasons matter now.
+    named = [name for name, f in sorted(machine.items()) if not f.available and " " in name]
+    out += [f"{name}: {machine[name].reason}" for name in named]
+    if away := sorted(name for name, f in machine.items() if not f.available and name not in named):
         out.append(f"counters that are not here ({', '.join(away)}): `hoptrace doctor` says why")
     r = status.requests
     if session.outside == "proxy" and not r.started:
