@@ -29,7 +29,7 @@ class CpuSource:
     name = "cpu"
     answers = "how busy the CPUs are, what the hypervisor gave to others, what recording takes"
     pace: Pace = "fast"
-    every_s = None
+    every_s = 0.2  # the kernel writes a line of all interrupts with it each time
 
     def __init__(self, roots: Roots | None = None) -> None:
         self._roots = roots or Roots()
