@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import hoptrace
 from hoptrace.collectors.hardware.listener import Found as FoundProcess
 from hoptrace.collectors.hardware.perf import by_cpu, counted, sources, threads, tracepoints
-from hoptrace.collectors.hardware.perf.by_cpu import CpuTracepoints, cpus_of
+from hoptrace.collectors.hardware.perf.by_cpu import CpuTracepoints
 from hoptrace.collectors.hardware.perf.counted import Counted
 from hoptrace.collectors.hardware.perf.events import SOFTWARE, Count, Event, PerfEvent, make_room, why_not
 from hoptrace.collectors.hardware.perf.hardware import hardware_events
@@ -340,13 +340,6 @@ def test_a_cpu_that_goes_offline_begins_another_incarnation(fake: type[Fake], tm
     assert {r["incarnation"] for r in watched.rows() if r["entity"] == "cpu:2"} == {"", "/2"}
     assert [e["kind"] for e in watched.rows("events")] == ["cpus"]
     watched.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("0-3,8", [0, 1, 2, 3, 8]), ("0\n", [0]), ("", [0]), ("x-2,-,5-", [0]), ("1-x,4", [4])]
-)
-def test_lists_of_cpus(text: str, cpus: list[int]) -> None:
-    assert cpus_of(text) == cpus
 
 
 @pytest.mark.parametrize(

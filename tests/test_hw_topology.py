@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from support.command import run
 from support.guests import copied, guest, roots_of
 
+from hoptrace.collectors.hardware.file import cpu_list
 from hoptrace.collectors.hardware.source import Roots
 from hoptrace.collectors.hardware.topology.discover import discover, merged
-from hoptrace.collectors.hardware.topology.memory import cpu_list, cxl_nodes, memory_graph
+from hoptrace.collectors.hardware.topology.memory import cxl_nodes, memory_graph
 from hoptrace.collectors.hardware.topology.pci import link_bytes_per_s, pci_devices
 from hoptrace.collectors.hardware.topology.text import graph_text
 from hoptrace.collectors.hardware.topology.topo_text import as_graph, topo_of
@@ -109,8 +110,9 @@ def test_bridges_that_devices_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
-        ("0-3,8", {0, 1, 2, 3, 8}), ("", set()), (None, set()), ("2", {2}), ("x-3", set()), ("3-", {3}), ("5-4", set()),
-        (" 1 , 2 ", {1, 2}), ("9" * 5000, set()), ("1-" + "9" * 5000, set()),
+        ("0-3,8", {0, 1, 2, 3, 8}), ("", set()), (None, set()), ("2", {2}), ("x-3", set()), ("3-", set()), ("5-4", set()),
+        (" 1 , 2 ", {1, 2}), ("1-x,4", {4}), ("x-2,-,5-", set()), ("0-99999999999", set(range(65_537))),
+        ("9" * 5000, set()), ("1-" + "9" * 5000, set()),
     ],
 )  # fmt: skip
 def test_kernel_lists(text: str | None, numbers: set[int]) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["KeptFile", "read_int", "read_text"]
+__all__ = ["KeptFile", "cpu_list", "read_int", "read_text"]
+
+_DIGITS = 20  # of a range's two numbers: what has more is no list of the kernel's
+_MOST = 65_536  # of a range
 
 _FIRST = 4096
 _LARGEST = 16 << 20
@@ -62,3 +65,13 @@ def read_int(path: Path) -> int | None:
         return int(text, 0) if text else None
     except ValueError:
         return None
+
+
+def cpu_list(text: str | None) -> set[int]:
+    """Numbers of CPUs or nodes of a kernel list (0-3,8; Documentation/admin-guide/cputopology.rst); empty where there is none."""
+    found: set[int] = set()
+    for part in (text or "").split(","):
+        low, dash, high = part.strip().partition("-")
+        if low.isdigit() and (high.isdigit() if dash else True) and len(low + high) <= _DIGITS:
+            found |= set(range(int(low), min(int(high or low), int(low) + _MOST) + 1))
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hoptrace.collectors.hardware.file import read_int, read_text
+from hoptrace.collectors.hardware.file import cpu_list, read_int, read_text
 from hoptrace.collectors.hardware.perf.events import Event
 
 __all__ = ["Pmu", "bytes_per_count", "encode", "pmus"]
@@ -95,7 +95,7 @@ def _pmu(folder: Path) -> Pmu | None:
         return None
     formats = {p.name: f for p in _files(folder / "format") if (f := _format(read_text(p) or "")) is not None}
     events = {p.name: text for p in _files(folder / "events") if "." not in p.name and (text := read_text(p))}
-    return Pmu(folder.name, folder, kind, _cpus(read_text(folder / "cpumask") or ""), formats, events)
+    return Pmu(folder.name, folder, kind, tuple(sorted(cpu_list(read_text(folder / "cpumask")))), formats, events)
 
 
 def _format(text: str) -> tuple[str, tuple[int, ...]] | None:
@@ -104,19 +104,10 @@ def _format(text: str) -> tuple[str, tuple[int, ...]] | None:
     bits: list[int] = []
     for part in ranges.split(","):
         low, _, high = part.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()) or int(high or low) > 63:
+        if not low.isdigit() or (high and not high.isdigit()) or len(part) > 5 or int(high or low) > 63:
             return None
         bits += range(int(low), int(high or low) + 1)
     return (word, tuple(bits)) if word and bits else None
-
-
-def _cpus(text: str) -> tuple[int, ...]:
-    found: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.strip().partition("-")
-        if low.isdigit() and (high.isdigit() or not high):
-            found += range(int(low), int(high or low) + 1)
-    return tuple(found)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hoptrace.collectors.hardware.file import read_int, read_text
+from hoptrace.collectors.hardware.file import cpu_list, read_int, read_text
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots
-from hoptrace.collectors.hardware.topology.memory import cpu_list
 
 __all__ = ["PROMOTES", "TiersSource"]
 

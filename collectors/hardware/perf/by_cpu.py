@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hoptrace.collectors.hardware import procfs
-from hoptrace.collectors.hardware.file import read_text
+from hoptrace.collectors.hardware.file import cpu_list, read_text
 from hoptrace.collectors.hardware.perf.events import Event, PerfEvent, make_room, total_of, why_not
 from hoptrace.collectors.hardware.perf.tracepoints import COST, found_at
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, Roots
 
-__all__ = ["CpuTracepoints", "cpus_of"]
-
-_DIGITS = 20  # of a range's two numbers
-_MOST = 8192  # NR_CPUS of the largest kernels
+__all__ = ["CpuTracepoints"]
 
 
 class CpuTracepoints:
@@ -48,7 +45,7 @@ class CpuTracepoints:
             return Found("unsupported", "this kernel has no tracepoints of system calls", "a kernel with CONFIG_FTRACE_SYSCALLS")
         make_room()
         try:
-            PerfEvent(next(iter(self._events.values()))[0], cpu=cpus_of(self._list())[0]).close()
+            PerfEvent(next(iter(self._events.values()))[0], cpu=min(cpu_list(self._list()), default=0)).close()
         except OSError as e:
             return why_not(e, "tracepoints of a CPU", self._roots.proc)
         return Found("ok", COST["cpu"], sees=", ".join(self._events))
@@ -86,7 +83,7 @@ class CpuTracepoints:
         life = self._boot if self._times == 1 else f"{self._boot}/{self._times}"
         for name in self._events:
             self._numbers[None, name] = _series("cpu", name, life, out)
-        for cpu in cpus_of(online):
+        for cpu in sorted(cpu_list(online)) or [0]:
             for name, events in self._events.items():
                 mine: list[PerfEvent] = []
                 self._open.append((cpu, name, mine))
@@ -95,16 +92,6 @@ class CpuTracepoints:
 
     def _list(self) -> str:
         return read_text(self._roots.sys / "devices/system/cpu/online") or "0"
-
-
-def cpus_of(text: str) -> list[int]:
-    """CPUs of a list as in Documentation/admin-guide/cputopology.rst (0-3,8); never empty."""
-    found: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if low.isdigit() and (high.isdigit() if dash else True) and len(low + high) <= _DIGITS:
-            found += range(int(low), min(int(high or low), int(low) + _MOST) + 1)
-    return found or [0]
 
 
 def _series(entity: str, name: str, life: str, out: Sink) -> int:

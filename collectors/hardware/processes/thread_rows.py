@@ -1,4 +1,4 @@
-"""One thread's rows: what it ran and waited once a second, its switches and faults every other second, while it runs."""
+"""One thread's rows, once a second: what it ran and waited, its switches and faults."""
 
 from __future__ import annotations
 
@@ -30,19 +30,12 @@ class ThreadRows:
         ]
         self._last: tuple[int, int, int] | None = None
         self._values: tuple[int, ...] = ()
-        self._turn = False
 
     def sample(self, times: tuple[int, int, int], out: Sink) -> bool:
         """Put its rows; whether it is still the same thread. ``times``: its schedstat of now."""
         before = out.now_ns()
         if times != self._last:
-            # What has not run has neither switched nor faulted: its other files need no reading. Of what runs they are dear.
-            self._turn = not self._turn
-            if not self._turn and self._last is not None and times >= self._last:
-                out.at(before, out.now_ns())
-                out.put_all(self.numbers[: len(times)], times)
-                return True
-            self._turn = True
+            # What has not run has neither switched nor faulted: its other files need no reading.
             try:
                 minor, major, start_ticks = faults_and_start(self._stat.read())
                 switched = switches(self._status.read()) or ()

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hoptrace.collectors.hardware.file import read_int, read_text
+from hoptrace.collectors.hardware.file import cpu_list, read_int, read_text
 from hoptrace.collectors.hardware.source import Roots
 
-__all__ = ["cpu_list", "cxl_nodes", "memory_graph", "node_numbers"]
+__all__ = ["cxl_nodes", "memory_graph", "node_numbers"]
 
 _NODE = re.compile(r"node(\d+)")
 _TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
@@ -22,7 +22,6 @@ _APART = 0.05  # what the files of nodes may lack of the machine's
 _BLOCK = re.compile(r"memory\d+")
 _REGION = re.compile(r"region\d+")
 _BLOCKS = 16
-_DIGITS = 20  # of a range's two numbers: what has more is no list of the kernel's
 _HMAT = "HMAT, as the firmware tells it (/sys/devices/system/node/node{n}/access{c}/initiators)"
 
 
@@ -104,16 +103,6 @@ def node_numbers(roots: Roots) -> list[int]:
         return sorted(int(m[1]) for p in base.iterdir() if (m := _NODE.fullmatch(p.name)))
     except OSError:
         return []
-
-
-def cpu_list(text: str | None) -> set[int]:
-    """Numbers of a kernel list (0-3,8); empty where there is none."""
-    found: set[int] = set()
-    for part in (text or "").split(","):
-        low, _, high = part.strip().partition("-")
-        if low.isdigit() and (not high or high.isdigit()) and len(low + high) <= _DIGITS:
-            found |= set(range(int(low), min(int(high or low), int(low) + 65536) + 1))
-    return found
 
 
 def cxl_nodes(roots: Roots) -> dict[int, str]:
