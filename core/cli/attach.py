@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from hoptrace.collectors.session import Session
 
-__all__ = ["TOPO_CHARS", "Address", "Duration", "Percent", "Pid", "check_trees", "command"]
+__all__ = ["TOPO_CHARS", "Address", "Duration", "Percent", "Pid", "check_trees", "command", "which_machine"]
 
 TOPO_CHARS = 1_000_000  # far more than the text of any machine
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -70,6 +71,28 @@ class Pid(click.ParamType[Any]):
         return self.fail(f"{value!r} is not auto, none or the number of a process", param, ctx)
 
 
+def which_machine(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --proc, --sys and --topo (`proc`, `sysfs`, `topo`): whose machine is looked at."""
+    for option in (
+        click.option(
+            "--topo",
+            type=click.File("r", errors="replace"),
+            metavar="FILE",
+            help="Output of `nvidia-smi topo -m` of that machine, for its graph where NVML can't be asked.",
+        ),
+        click.option("--sys", "sysfs", type=click.Path(path_type=Path), default="/sys", metavar="DIR", help="Its /sys."),
+        click.option(
+            "--proc",
+            type=click.Path(path_type=Path),
+            default="/proc",
+            metavar="DIR",
+            help="The host's /proc, seen from a container.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def check_trees(proc: Path, sysfs: Path) -> None:
     """EnvironmentProblem if another tree than this machine's own was named and is none: all would look absent there."""
     from hoptrace.errors import EnvironmentProblem
@@ -124,16 +147,7 @@ def check_trees(proc: Path, sysfs: Path) -> None:
     show_default=True,
     help="What all counters of the machine may take of a core; what costs more is read half as often.",
 )
-@click.option(
-    "--proc", type=click.Path(path_type=Path), default="/proc", metavar="DIR", help="The host's /proc, seen from a container."
-)
-@click.option("--sys", "sysfs", type=click.Path(path_type=Path), default="/sys", metavar="DIR", help="Its /sys.")
-@click.option(
-    "--topo",
-    type=click.File("r", errors="replace"),
-    metavar="FILE",
-    help="Output of `nvidia-smi topo -m` of that machine, for its graph where NVML can't be asked.",
-)
+@which_machine
 @click.option("--no-hashes", is_flag=True, help="Do not hash the prompts' prefixes.")
 @click.option(
     "--group", default="default", metavar="NAME", show_default=True, help="Whose key hashes prompts: equal groups compare."

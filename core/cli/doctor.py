@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hoptrace.cli.attach import TOPO_CHARS, Duration, check_trees
+from hoptrace.cli.attach import TOPO_CHARS, Duration, check_trees, which_machine
 
 if TYPE_CHECKING:
     from hoptrace.collectors.hardware.source import Asked
@@ -25,16 +25,7 @@ __all__ = ["command"]
     "--every", type=Duration(), default="100ms", metavar="100ms", show_default=True, help="The rate that costs are told at."
 )
 @click.option("--for", "seconds", type=Duration(), default="2s", metavar="2s", show_default=True, help="How long to sample.")
-@click.option(
-    "--proc", type=click.Path(path_type=Path), default="/proc", metavar="DIR", help="The host's /proc, seen from a container."
-)
-@click.option("--sys", "sysfs", type=click.Path(path_type=Path), default="/sys", metavar="DIR", help="Its /sys.")
-@click.option(
-    "--topo",
-    type=click.File("r", errors="replace"),
-    metavar="FILE",
-    help="Output of `nvidia-smi topo -m` of that machine, for its graph where NVML can't be asked.",
-)
+@which_machine
 @click.option("--missing", is_flag=True, help="List only what is not there, with what would make it so.")
 @click.option("--graph", "only_graph", is_flag=True, help="Print only the platform graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")

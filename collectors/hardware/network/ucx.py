@@ -7,9 +7,9 @@ its source's.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from hoptrace.collectors.hardware.appended import Appended
 from hoptrace.collectors.hardware.network.ucx_text import is_report, meaning, report_of
 from hoptrace.collectors.hardware.sink import Sink
 from hoptrace.collectors.hardware.source import Found, Pace, found_by_error, status_of
@@ -19,7 +19,6 @@ __all__ = ["MAX_SERIES", "UcxSource", "looks_like_ucx"]
 MAX_SERIES = 4000
 """Endpoints come and go, and each has counters of its own: beyond so many they are dropped, and counted."""
 
-_LONGEST = 1 << 20
 _REMEDY = "run a UCX built with --enable-stats under UCX_STATS_DEST=file:FILE UCX_STATS_TRIGGER=timer:1s"
 
 
@@ -43,15 +42,12 @@ class UcxSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.name = f"ucx {path.name}"
-        self._at = 0
-        self._inode: int | None = None
-        self._rest = b""
+        self._file = Appended(path)
         self._report: list[str] | None = None
         self._numbers: dict[tuple[str, str], int] = {}
         self._last: set[tuple[str, str]] = set()
         self._begun = 0
         self._looked_ns: int | None = None
-        self._gone = False
 
     def probe(self) -> Found:
         try:
@@ -65,35 +61,26 @@ class UcxSource:
 
     def open(self, out: Sink) -> None:
         """What stands in the file by now belongs to another time: a report counts from its first line after this one."""
-        status = self._path.stat()
-        self._inode, self._at = status.st_ino, status.st_size
+        self._file.skip()
 
     def sample(self, out: Sink) -> None:
         now_ns = out.now_ns()
         since_ns = self._looked_ns if self._looked_ns is not None else now_ns
         self._looked_ns = now_ns
         try:
-            f = self._path.open("rb")
+            anew, lines = self._file.lines(out)
         except OSError as e:
-            self._lose(e, out)
+            # Each counter is unknown from here on.
+            out.at(now_ns, now_ns)
+            out.fail(self._numbers.values(), status_of(e))
+            self._file.lost(e, out)
             return
-        with f:
-            status = os.fstat(f.fileno())
-            if status.st_ino != self._inode or status.st_size < self._at:
-                # Another process writes it now: its counters begin at 0.
-                out.event("gap", f"{self._path.name} was begun anew")
-                self._inode, self._at, self._rest, self._report = status.st_ino, 0, b"", None
-                self._begun += 1
-                self._numbers.clear()
-                self._last.clear()
-            f.seek(self._at)
-            data = f.read(_LONGEST)
-        if self._gone:
-            self._gone = False
-            out.event("metrics", f"{self._path.name} is there again")
-        self._at += len(data)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[-_LONGEST:]
+        if anew:
+            # Another process writes it now: its counters begin at 0.
+            self._report = None
+            self._begun += 1
+            self._numbers.clear()
+            self._last.clear()
         out.at(since_ns, now_ns)
         for line in lines:
             self._line(line.decode("utf-8", "replace"), out)
@@ -102,14 +89,6 @@ class UcxSource:
         return None
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _lose(self, e: OSError, out: Sink) -> None:
-        """The file can't be read: each counter is unknown from here on, which is told once."""
-        out.at(now := out.now_ns(), now)
-        out.fail(self._numbers.values(), status_of(e))
-        if not self._gone:
-            out.event("metrics vanished", f"{self._path.name}: {e.strerror or e}")
-        self._gone = True
 
     def _line(self, line: str, out: Sink) -> None:
         if line.strip() and not line.startswith(" "):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import re
 from pathlib import Path
 
+from hoptrace.collectors.hardware.appended import Appended
 from hoptrace.collectors.hardware.network.ucx_text import is_report
 from hoptrace.collectors.hardware.sink import Direction, Sink
 from hoptrace.collectors.hardware.source import Found, Pace, found_by_error, status_of
@@ -24,7 +24,6 @@ _WAYS: tuple[tuple[re.Pattern[str], Direction], ...] = (
     (re.compile(r"read|\brd\b", re.I), "read"), (re.compile(r"writ|\bwr\b", re.I), "write"),
 )  # fmt: skip
 _MB = re.compile(r"\(MB/s\)|Mem(ory)? \(MB/s\)|(Read|Write|Memory|PMM)[^,]*\(MB/s\)|CXL\.(mem|cache)", re.I)
-_LONGEST = 1 << 20
 _MOST_COLUMNS = 5000
 
 
@@ -50,15 +49,12 @@ class PcmSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.name = f"pcm {path.name}"
-        self._at = 0
-        self._inode = 0
-        self._rest = b""
+        self._file = Appended(path)
         self._heads: list[list[str]] = []
         self._columns: list[tuple[str, str]] | None = None
         self._skip = True
         self._last_ns: int | None = None
         self._numbers: set[int] = set()
-        self._gone = False
 
     def probe(self) -> Found:
         try:
@@ -85,24 +81,14 @@ class PcmSource:
     def sample(self, out: Sink) -> None:
         before = out.now_ns()
         try:
-            f = self._path.open("rb")
+            anew, lines = self._file.lines(out)
         except OSError as e:
-            self._lose(e, out)
+            out.at(before, out.now_ns())
+            if self._file.lost(e, out):
+                out.fail(self._numbers, status_of(e))  # each column is unknown from here on, which is told once
             return
-        with f:
-            status = os.fstat(f.fileno())
-            if status.st_ino != self._inode or status.st_size < self._at:
-                if self._inode:
-                    out.event("gap", f"{self._path.name} was begun anew")
-                self._inode, self._at, self._rest, self._heads, self._columns = status.st_ino, 0, b"", [], None
-            f.seek(self._at)
-            data = f.read(_LONGEST)
-        if self._gone:
-            self._gone = False
-            out.event("metrics", f"{self._path.name} is there again")
-        self._at += len(data)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[-_LONGEST:]
+        if anew:
+            self._heads, self._columns = [], None
         out.at(before, out.now_ns())
         for line in lines:
             self._line(line.decode("utf-8", "replace").rstrip("\r"), out)
@@ -111,14 +97,6 @@ class PcmSource:
 
     def close(self) -> None:
         return None
-
-    def _lose(self, e: OSError, out: Sink) -> None:
-        """The file can't be read: each column is unknown from here on, which is told once."""
-        out.at(now := out.now_ns(), now)
-        if not self._gone:
-            out.event("metrics vanished", f"{self._path.name}: {e.strerror or e}")
-            out.fail(self._numbers, status_of(e))
-        self._gone = True
 
     def _line(self, text: str, out: Sink) -> None:
         cells = _cells(text)
